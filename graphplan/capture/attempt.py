@@ -1,0 +1,141 @@
+"""Attempts: one call of torch.export on a module, on fake tensors or following real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import fx, nn
+from torch.export import Dim, ShapesCollection
+from torch.utils import _pytree as pytree
+
+from graphplan.capture.example import Example, flat_tensors
+from graphplan.capture.fakes import (
+    fake_batch,
+    faked_module,
+    kept_attributes,
+    make_fake_mode,
+)
+from graphplan.capture.leaves import Leaf, opaque_leaves
+from graphplan.capture.opaque import restore_opaque
+from graphplan.capture.watch import Watch, watched_trace
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A trace that came through."""
+
+    body: fx.GraphModule
+    """Takes the tensors of the example, reads weights by `get_attr`."""
+    output_tree: pytree.TreeSpec
+    watch: Watch
+
+
+class AttemptFailed(Exception):
+    """A trace that did not; `__cause__` is what torch raised."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+
+def trace_fake(
+    module: nn.Module, example: Example, *, leaves: Mapping[nn.Module, Leaf] | None = None
+) -> Attempt:
+    """Trace without memory: module and batch are fake while it lasts."""
+    mode = make_fake_mode()
+    args, kwargs = fake_batch((example.args, example.kwargs), mode)
+    with faked_module(module, mode), opaque_leaves(leaves or {}):
+        return _trace(module, example, args, kwargs)
+
+
+def trace_values(
+    module: nn.Module, example: Example, *, leaves: Mapping[nn.Module, Leaf] | None = None
+) -> Attempt:
+    """Trace a real module on a real batch; branches go the way that the values go.
+
+    This is how torch.export.draft_export follows values. It is called directly because
+    draft_export records every symbol besides, which takes ten times as long.
+    """
+    patch = torch._functorch.config.patch(
+        fake_tensor_propagate_real_tensors=True, generate_fake_kernels_from_real_mismatches=True
+    )
+    with kept_state(module), patch, opaque_leaves(leaves or {}):
+        return _trace(module, example, example.args, example.kwargs)
+
+
+def _trace(
+    module: nn.Module, example: Example, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Attempt:
+    with watched_trace() as watch, quiet_torch():
+        try:
+            program = torch.export.export(
+                module,
+                args,
+                kwargs,
+                strict=False,
+                dynamic_shapes=_mark_batch(example, args, kwargs),
+            )
+            body = program.module(check_guards=False)
+        except Exception as error:
+            raise AttemptFailed(watch) from error
+        assert isinstance(body, fx.GraphModule)
+        for part in body.modules():
+            if isinstance(part, fx.GraphModule):
+                restore_opaque(part.graph)
+    return Attempt(body=body, output_tree=program.call_spec.out_spec, watch=watch)
+
+
+def _mark_batch(example: Example, args: object, kwargs: object) -> Any:
+    if example.batch != "dynamic":
+        return None
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+    for tensor, spec in zip(flat_tensors((args, kwargs)), example.specs, strict=True):
+        if spec.has_batch:
+            dims = enumerate(spec.shape)
+            shapes[tensor] = {index: Dim.AUTO for index, dim in dims if isinstance(dim, str)}
+    return shapes
+
+
+@contextlib.contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Silence torch's remarks; restore the gradient mode, which a failed trace leaves off."""
+    grad = torch.is_grad_enabled()
+    disabled = logging.root.manager.disable
+    try:
+        sink = io.StringIO()
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(sink),
+            contextlib.redirect_stderr(sink),
+        ):
+            warnings.simplefilter("ignore")
+            logging.disable(logging.CRITICAL)
+            torch.set_grad_enabled(True)
+            yield
+    finally:
+        logging.disable(disabled)
+        torch.set_grad_enabled(grad)
+
+
+@contextlib.contextmanager
+def kept_state(module: nn.Module) -> Iterator[None]:
+    """Real runs leave no trace: buffers and the random state are as before, draws are the same
+    each time."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng(devices=[]), kept_attributes(module):
+        torch.manual_seed(0)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    if name in buffers:
+                        buffer.copy_(buffers[name])

@@ -1,0 +1,105 @@
+"""Tracing: a PyTorch module becomes an OpGraph and the fx module that runs it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from graphplan.capture.batched import Traced
+from graphplan.capture.build import build_module, build_real_module
+from graphplan.capture.captured import Captured
+from graphplan.capture.example import Inputs, input_paths
+from graphplan.capture.fakes import on_cpu
+from graphplan.capture.fallback import Subject, trace_subject
+from graphplan.capture.lower import lower_ops
+from graphplan.capture.modelfile import ModelFile
+from graphplan.capture.observe import Run, observe_graph
+from graphplan.capture.weights import attach_weights
+from graphplan.capture.withloss import Loss
+from graphplan.nouns.opgraph import Input, OpGraph
+
+
+def trace_module(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    loss: Loss | None = None,
+    name: str | None = None,
+    batch_size: int = 2,
+) -> Captured:
+    """Capture the training forward of a module, with its loss when one is given.
+
+    `inputs` is a function of the batch size that returns a tuple of positional or a dict of keyword
+    arguments, or one such batch. `batch_size` is that of the example; it matters only where the
+    batch size turns out to be fixed.
+    """
+    subject = Subject(module=module, inputs=inputs, loss=loss, batch_size=batch_size)
+    with on_cpu():
+        return build_captured(trace_subject(subject), name=name or type(module).__name__)
+
+
+def trace_model_file(model_file: ModelFile, *, batch_size: int = 2) -> Captured:
+    """Capture what a model file builds; the weights get no memory unless the model insists."""
+    with on_cpu():
+        module = build_module(model_file)
+        subject = Subject(
+            module=module,
+            inputs=model_file.inputs,
+            loss=model_file.loss,
+            batch_size=batch_size,
+            rebuild=functools.partial(build_real_module, model_file, module),
+            has_fixed_batch=model_file.has_fixed_batch,
+        )
+        return build_captured(trace_subject(subject), name=model_file.name, keep_weights=False)
+
+
+def build_captured(traced: Traced, *, name: str, keep_weights: bool = True) -> Captured:
+    """Lower a trace; its weights are the module's own, or meta tensors."""
+    body, weights = attach_weights(traced, keep=keep_weights)
+    example = traced.example
+    batch_sizes = [example.batch_size]
+    if example.batch == "dynamic":
+        batch_sizes.append(example.batch_size + 1)
+    runs = [(size, observe_graph(body, traced.specs, batch_size=size)) for size in batch_sizes]
+    flat = body.graph.output_node().args[0]
+    assert isinstance(flat, (tuple, list))
+    loss = _find_loss(flat, traced.attempt.output_tree, runs[0][1])
+    graph = OpGraph(
+        name=name,
+        batch=example.batch,
+        batch_size=example.batch_size,
+        inputs=_list_inputs(traced),
+        weights=weights,
+        ops=lower_ops(body.graph, runs, loss=loss),
+        outputs=tuple(leaf.name for leaf in flat if isinstance(leaf, fx.Node)),
+        output_tree=str(traced.attempt.output_tree),
+        loss=loss.name if loss is not None else None,
+        assumptions=traced.assumptions,
+        capture=f"{traced.method}, torch {torch.__version__}",
+    )
+    input_tree = pytree.tree_structure((example.args, example.kwargs))
+    return Captured(graph, body, input_tree, traced.attempt.output_tree)
+
+
+def _list_inputs(traced: Traced) -> tuple[Input, ...]:
+    arguments = (traced.example.args, traced.example.kwargs)
+    paths = input_paths(arguments, traced.module.forward)
+    pairs = zip(traced.specs.items(), paths, strict=True)
+    return tuple(Input(name=name, path=path, spec=spec) for (name, spec), path in pairs)
+
+
+def _find_loss(flat: Sequence[Any], tree: pytree.TreeSpec, run: Run) -> fx.Node | None:
+    """The scalar that is differentiated: the only output, or the one called `loss`."""
+    result = pytree.tree_unflatten(list(flat), tree)
+    if isinstance(result, Mapping):
+        result = result.get("loss")
+    if not isinstance(result, fx.Node):
+        return None
+    value = run[result].value
+    is_loss = isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad
+    return result if is_loss else None

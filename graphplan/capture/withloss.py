@@ -1,0 +1,57 @@
+"""WithLoss: a model and its loss as one module, so that the loss belongs to the graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphplan.capture.example import Example, parameter_names
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""loss(output of the model, batch as `inputs` gave it)."""
+
+PREFIX = "model."
+"""What `WithLoss` puts before the names of the user's module."""
+
+
+class WithLoss(nn.Module):
+    """Takes a batch, returns the loss.
+
+    What the model's forward does not take (labels, say) goes to the loss only.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, example: Example) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training
+        num_args, keys = _taken_arguments(model.forward, example)
+
+        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+            taken = {key: value for key, value in kwargs.items() if key in keys}
+            return loss(self.model(*args[:num_args], **taken), kwargs or args)
+
+        forward.__signature__ = _batch_signature(model.forward, example)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def _taken_arguments(forward: Callable[..., Any], example: Example) -> tuple[int, set[str]]:
+    """How many positional arguments, and which keyword arguments of the batch, a forward takes."""
+    parameters = inspect.signature(forward).parameters.values()
+    kinds = {parameter.kind for parameter in parameters}
+    names = {parameter.name for parameter in parameters}
+    every_arg = inspect.Parameter.VAR_POSITIONAL in kinds
+    every_key = inspect.Parameter.VAR_KEYWORD in kinds
+    num_args = len(example.args) if every_arg else len(parameter_names(forward))
+    return num_args, {key for key in example.kwargs if every_key or key in names}
+
+
+def _batch_signature(forward: Callable[..., Any], example: Example) -> inspect.Signature:
+    """The names that the inputs of the graph get: the model's own, `batch_1` for others."""
+    own = parameter_names(forward)
+    names = [own[i] if i < len(own) else f"batch_{i}" for i in range(len(example.args))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in (*names, *example.kwargs)])

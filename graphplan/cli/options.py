@@ -1,0 +1,140 @@
+"""Options and arguments that several sub-commands share, and their parsing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from graphplan.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from graphplan.nouns.cluster import Cluster
+    from graphplan.nouns.opgraph import OpGraph
+    from graphplan.nouns.table import ProfileTable
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+def model_argument(command: Command) -> Command:
+    """MODEL and --set."""
+    command = click.argument("model", type=str)(command)
+    return click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Pass a setting to the model file's build(); may be repeated.",
+    )(command)
+
+
+def cluster_options(command: Command) -> Command:
+    """--gpus, --cluster and --memory."""
+    command = click.option("--gpus", type=click.IntRange(1, 65536), help="How many GPUs.")(command)
+    command = click.option(
+        "--cluster", metavar="NAME|FILE", help="A known cluster or a TOML file."
+    )(command)
+    return click.option(
+        "--memory", metavar="SIZE", help="Cap on the memory of every device, e.g. 16GB."
+    )(command)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; values are ints, floats, true/false or text."""
+    return dict(_parse_setting(each) for each in settings)
+
+
+def _parse_setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise InvalidOption(
+            f"{text!r} is not a setting.", remedy="Write --set key=value, e.g. --set layers=4."
+        )
+    if value.lower() in ("true", "false"):
+        return key, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, value
+
+
+def parse_bytes(text: str) -> int:
+    """`16GB`, `512MiB`, `1e9` or a plain number of bytes; units are powers of 1024."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InvalidOption(
+            f"{text!r} is not a size in bytes.", remedy="Write a number with a unit, e.g. 16GB."
+        )
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_pins(pins: Sequence[str]) -> dict[str, int]:
+    """module.path=device pairs."""
+    found: dict[str, int] = {}
+    for text in pins:
+        path, equals, device = text.rpartition("=")
+        if not equals or not device.isdigit():
+            raise InvalidOption(
+                f"{text!r} does not pin a module to a device.",
+                remedy="Write --pin module.path=device, e.g. --pin encoder.layers.0=0.",
+            )
+        found[path] = int(device)
+    return found
+
+
+def load_cluster(name: str | None, gpus: int | None, memory: str | None) -> Cluster:
+    """The cluster that the options describe."""
+    import msgspec
+
+    from graphplan.cost.hardware import find_cluster
+
+    cluster = find_cluster(name, gpus=gpus)
+    if memory is None:
+        return cluster
+    cap = parse_bytes(memory)
+    share = cluster.usable_memory
+    types = tuple(
+        msgspec.structs.replace(kind, memory_bytes=min(kind.memory_bytes, int(cap / share)))
+        for kind in cluster.types
+    )
+    return msgspec.structs.replace(cluster, types=types)
+
+
+def load_graph(model: str, settings: Mapping[str, Any]) -> OpGraph:
+    """The op graph of a model file, a .pt2 file or a graph.json."""
+    if model.endswith(".json"):
+        from graphplan.files import read_noun
+        from graphplan.nouns.opgraph import OpGraph
+
+        if settings:
+            raise InvalidOption(
+                f"--set reaches a model's build(); {model} is a captured graph.",
+                remedy="Leave --set out, or give the model file.",
+            )
+        return read_noun(model, OpGraph)
+    from graphplan.capture import load_model_file, trace_model_file
+
+    return trace_model_file(load_model_file(model, settings=settings)).graph
+
+
+def load_tables(costs: str, graph: OpGraph, cluster: Cluster) -> dict[str, ProfileTable] | None:
+    """Tables by device type; None means that the planner estimates."""
+    from graphplan.files import read_noun
+    from graphplan.nouns.table import ProfileTable
+
+    if costs == "estimate":
+        return None
+    table = read_noun(costs, ProfileTable)
+    if table.graph != graph.fingerprint:
+        raise InvalidOption(
+            f"{costs} was made for the graph {table.graph}; this model is {graph.fingerprint}.",
+            remedy="Profile this model: graphplan profile model.py -o table.json.",
+        )
+    return {kind.name: table for kind in cluster.types}

@@ -1,0 +1,268 @@
+"""`graphplan profile`: what every op takes, measured here or estimated for a GPU elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphplan.cli.options import load_graph, model_argument, parse_settings
+from graphplan.errors import InvalidOption
+from graphplan.files import write_noun
+
+if TYPE_CHECKING:
+    from graphplan.cost.measure_session import Progress
+    from graphplan.nouns.opgraph import OpGraph
+    from graphplan.nouns.table import ProfileTable
+
+DEFAULT_SIZES = (1, 4, 16)
+MOST_ROWS = 12
+
+
+@click.command(
+    name="profile",
+    epilog="Examples: graphplan profile model.py --device cuda -o table.json;"
+    " graphplan profile graph.json --estimate h100",
+)
+@model_argument
+@click.option("--device", help="Measure on this device (cpu, cuda, cuda:1); default: what is here.")
+@click.option("--estimate", "gpu", metavar="GPU", help="Estimate for a GPU instead of measuring.")
+@click.option(
+    "--batch-sizes", metavar="N,N,…", help="Micro-batch sizes of the columns.  [default: 1,4,16]"
+)
+@click.option("--precision", help="With --estimate: compute in this dtype, e.g. bfloat16.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
+@click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", is_flag=True, help="Print nothing.")
+def command(
+    model: str,
+    settings: tuple[str, ...],
+    device: str | None,
+    gpu: str | None,
+    batch_sizes: str | None,
+    precision: str | None,
+    no_cache: bool,
+    output: str,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Measure or estimate the seconds and bytes of every op of MODEL at several batch sizes.
+
+    Ctrl-C keeps what was measured: the table is written with estimates for the rest.
+    """
+    if gpu and device:
+        raise InvalidOption(
+            "--device measures and --estimate does not.", remedy="Give one of the two."
+        )
+    if precision and not gpu:
+        raise InvalidOption(
+            "A measurement runs in the precision of the model.",
+            remedy="Use --precision with --estimate, or change the model's dtype.",
+        )
+    start = time.perf_counter()
+    sizes = parse_sizes(batch_sizes) if batch_sizes else None
+    if gpu:
+        graph = load_graph(model, parse_settings(settings))
+        table = estimate(graph, gpu, sizes, precision)
+    else:
+        graph, table = measure(
+            model, parse_settings(settings), device, sizes, use_cache=not no_cache, quiet=quiet
+        )
+    write_noun(table, output)
+    facts = describe_table(graph, table) | {
+        "seconds": round(time.perf_counter() - start, 3),
+        "table": output,
+    }
+    if as_json:
+        import json
+
+        click.echo(json.dumps(facts))
+    elif not quiet:
+        print_table(graph, table, facts)
+    return 130 if "interrupted" in table.provenance else 0
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`1,4,16`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InvalidOption(
+            f"{text!r} are no micro-batch sizes.", remedy="Write --batch-sizes 1,4,16."
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def choose_sizes(graph: OpGraph, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """The wanted sizes, or default ones that the graph allows."""
+    if sizes:
+        return tuple(sizes)
+    return DEFAULT_SIZES if graph.batch == "dynamic" else (graph.batch_size,)
+
+
+def estimate(
+    graph: OpGraph, gpu: str, sizes: Sequence[int] | None, precision: str | None
+) -> ProfileTable:
+    """The roofline table of a GPU."""
+    from graphplan.cost.estimate import estimate_table
+    from graphplan.cost.hardware import find_device_type
+
+    return estimate_table(
+        graph, find_device_type(gpu), batch_sizes=choose_sizes(graph, sizes), precision=precision
+    )
+
+
+def measure(
+    model: str,
+    settings: dict[str, Any],
+    device: str | None,
+    sizes: Sequence[int] | None,
+    *,
+    use_cache: bool,
+    quiet: bool,
+) -> tuple[OpGraph, ProfileTable]:
+    """The measured table of a model file or of a captured graph."""
+    from graphplan.cost.measure import find_device, measure_table, open_cache
+
+    captured, inputs = _load_captured(model, settings)
+    chosen = device or find_device()
+    with show_progress(enabled=not quiet) as report:
+        table = measure_table(
+            captured,
+            device=chosen,
+            batch_sizes=choose_sizes(captured.graph, sizes),
+            cache=open_cache(chosen) if use_cache else None,
+            progress=report,
+            inputs=inputs,
+        )
+    return captured.graph, table
+
+
+def _load_captured(model: str, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """What can be measured, and a function that makes batches when the model file has one."""
+    if model.endswith(".json"):
+        from graphplan.cost.measure_rebuild import rebuild_graph
+
+        return rebuild_graph(load_graph(model, settings)), None
+    from graphplan.capture import load_model_file, trace_model_file
+
+    file = load_model_file(model, settings=settings)
+    return trace_model_file(file), file.inputs if callable(file.inputs) else None
+
+
+@contextlib.contextmanager
+def show_progress(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar with the time left on a terminal, nothing in a pipe."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not enabled or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("measuring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(progress: Progress) -> None:
+            left = (
+                f"{format_seconds(progress.seconds_left)} left  " if progress.seconds_left else ""
+            )
+            bar.update(
+                task,
+                total=progress.num_units,
+                completed=progress.num_done,
+                description=left + progress.label,
+            )
+
+        yield report
+
+
+def format_seconds(seconds: float) -> str:
+    """`1:05` from a minute on, `12 s` below."""
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}" if whole >= 60 else f"{whole} s"
+
+
+def describe_table(graph: OpGraph, table: ProfileTable) -> dict[str, Any]:
+    """The figures of a table that users ask for, by micro-batch size."""
+    columns = range(len(table.batch_sizes))
+    ratios = table.calibration or (1.0,) * len(columns)
+
+    def total(name: str) -> list[float]:
+        return [ratios[j] * sum(getattr(row, name)[j] for row in table.rows) for j in columns]
+
+    forward, inputs, weights = map(total, ("forward_s", "input_grad_s", "weight_grad_s"))
+    return {
+        "name": graph.name,
+        "graph": table.graph,
+        "device": table.device,
+        "source": table.source,
+        "ops": len(table.rows),
+        "batch_sizes": list(table.batch_sizes),
+        "forward_s": forward,
+        "input_grad_s": inputs,
+        "weight_grad_s": weights,
+        "calibration": list(table.calibration),
+        "worst_spread": max((row.spread for row in table.rows), default=0.0),
+        "worst_fit_error": max((row.fit_error for row in table.rows), default=0.0),
+        "provenance": table.provenance,
+    }
+
+
+def print_table(graph: OpGraph, table: ProfileTable, facts: dict[str, Any]) -> None:
+    """Totals by micro-batch size, and the kinds of ops that take the most time."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{graph.name}[/] on [bold]{table.device}[/], {table.source}:"
+        f" {len(table.rows):,} ops in {facts['seconds']:.1f} s"
+    )
+    console.print(f"[dim]{table.provenance}[/]")
+    totals = Table(
+        "micro-batch", "forward", "input grad", "weight grad", "step", "step / sum of ops"
+    )
+    for j, size in enumerate(table.batch_sizes):
+        parts = [facts[name][j] for name in ("forward_s", "input_grad_s", "weight_grad_s")]
+        ratio = f"{table.calibration[j]:.3f}" if table.calibration else "not measured"
+        totals.add_row(str(size), *map(format_time, (*parts, sum(parts))), ratio)
+    console.print(totals)
+    kinds = Table("op", "count", f"time at {table.batch_sizes[-1]}", "share")
+    for kind, count, seconds, share in list_kinds(graph, table):
+        kinds.add_row(kind, str(count), format_time(seconds), f"{share:.1%}")
+    console.print(kinds)
+    console.print(f"written to [bold]{facts['table']}[/]")
+
+
+def list_kinds(graph: OpGraph, table: ProfileTable) -> list[tuple[str, int, float, float]]:
+    """(kind, ops, seconds, share) at the largest size, the longest first."""
+    count: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for row in table.rows:
+        kind = graph.op_by_name[row.op].kind
+        count[kind] = count.get(kind, 0) + 1
+        taken = row.forward_s[-1] + row.input_grad_s[-1] + row.weight_grad_s[-1]
+        seconds[kind] = seconds.get(kind, 0.0) + taken
+    whole = sum(seconds.values()) or 1.0
+    ordered = sorted(seconds, key=lambda kind: -seconds[kind])[:MOST_ROWS]
+    return [(kind, count[kind], seconds[kind], seconds[kind] / whole) for kind in ordered]
+
+
+def format_time(seconds: float) -> str:
+    """Seconds with a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

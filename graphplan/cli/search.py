@@ -1,0 +1,142 @@
+"""`graphplan search`: from a model file to a checked plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from graphplan.cli.options import (
+    cluster_options,
+    load_cluster,
+    load_graph,
+    load_tables,
+    model_argument,
+    parse_pins,
+    parse_settings,
+)
+from graphplan.files import write_noun
+
+if TYPE_CHECKING:
+    from graphplan.partition.answer import Progress
+    from graphplan.planner.options import SearchOptions
+
+
+@click.command(
+    name="search", epilog="Example: graphplan search examples/mmt.py --gpus 8 -o plan.json"
+)
+@model_argument
+@cluster_options
+@click.option("--batch", type=click.IntRange(1), help="Samples of one optimizer step.")
+@click.option(
+    "--micro-batch", type=click.IntRange(1), multiple=True, help="Micro-batch sizes to consider."
+)
+@click.option("--planner", default="auto", show_default=True, help="Which solver cuts the graph.")
+@click.option("--schedule", default="auto", show_default=True, help="Order of the micro-batches.")
+@click.option("--policy", default="flush", show_default=True, help="Weight policy.")
+@click.option(
+    "--costs", default="estimate", show_default=True, help="`estimate`, or a table.json of profile."
+)
+@click.option(
+    "--objective", default="throughput", show_default=True, help="throughput, latency or memory."
+)
+@click.option("--optimizer", default="adam", show_default=True, help="sgd, momentum, adam, adamw.")
+@click.option("--precision", default="float32", show_default=True, help="Dtype of compute.")
+@click.option("--mixed", is_flag=True, help="Keep fp32 master weights beside 16-bit ones.")
+@click.option("--no-recompute", is_flag=True, help="Never recompute activations.")
+@click.option("--time-limit", default=5.0, show_default=True, help="Seconds of search.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the search.")
+@click.option("--pin", multiple=True, metavar="MODULE=DEVICE", help="Place a module; repeatable.")
+@click.option("--no-baselines", is_flag=True, help="Do not compute the plans to compare with.")
+@click.option("-o", "--output", default="plan.json", show_default=True, help="Where to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", is_flag=True, help="Print nothing.")
+def command(
+    model: str,
+    settings: tuple[str, ...],
+    gpus: int | None,
+    cluster: str | None,
+    memory: str | None,
+    costs: str,
+    output: str,
+    as_json: bool,
+    quiet: bool,
+    **wishes: Any,
+) -> None:
+    """Find the best pipeline plan for MODEL: a model file, a .pt2 file or a graph.json."""
+    start = time.perf_counter()
+    options = read_options(**wishes)
+    park = load_cluster(cluster, gpus, memory)
+    graph = load_graph(model, parse_settings(settings))
+    tables = load_tables(costs, graph, park)
+    from graphplan.planner.search import search_plan
+
+    before = time.perf_counter()
+    with show_progress(quiet=quiet or as_json) as progress:
+        plan = search_plan(graph, park, options, tables=tables, progress=progress)
+    now = time.perf_counter()
+    write_noun(plan, output)
+    if as_json:
+        from graphplan.report.figures import collect_figures
+
+        figures = collect_figures(plan, output, search_s=now - before, total_s=now - start)
+        click.echo(msgspec.json.encode(figures))
+    elif not quiet:
+        from rich.console import Console
+
+        from graphplan.report.summary import render_summary
+        from graphplan.simulate.engine import simulate_program
+
+        timeline = simulate_program(plan.prices, plan.parse_program())
+        console = Console(highlight=False)
+        console.print(render_summary(plan, timeline, graph=graph))
+        console.print(
+            f"written to [bold]{output}[/]"
+            f" (search {now - before:.1f} s, in all {now - start:.1f} s)"
+        )
+
+
+def read_options(
+    *,
+    batch: int | None,
+    micro_batch: tuple[int, ...],
+    no_recompute: bool,
+    no_baselines: bool,
+    time_limit: float,
+    pin: tuple[str, ...],
+    **same: Any,
+) -> SearchOptions:
+    """The command line's options as the planner takes them."""
+    from graphplan.planner.options import SearchOptions
+
+    return SearchOptions(
+        batch_size=batch,
+        micro_batch_sizes=micro_batch or None,
+        recompute=not no_recompute,
+        baselines=not no_baselines,
+        time_limit_s=time_limit,
+        pins=parse_pins(pin),
+        **same,
+    )
+
+
+@contextmanager
+def show_progress(*, quiet: bool) -> Iterator[Progress | None]:
+    """A line with the best plan and the gap so far, on terminals only."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with console.status("searching …") as status:
+
+        def update(step_s: float, bound_s: float) -> None:
+            gap = f", gap {step_s / bound_s - 1:.1%}" if bound_s else ""
+            status.update(f"searching … best {step_s * 1e3:.2f} ms{gap}")
+
+        yield update

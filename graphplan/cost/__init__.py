@@ -1,0 +1,1 @@
+"""Costs: hardware files, profile tables, and the cost model."""

@@ -1,0 +1,54 @@
+"""All-reduce time over the links of a cluster.
+
+Assumptions: every message uses the full bandwidth of its channel; ring and tree are the textbook
+ones (Patarasuk and Yuan 2009; double binary trees as in NCCL); between nodes the reduction is
+hierarchical: reduce-scatter inside each node, one ring per shard between the nodes, all-gather
+inside. It breaks when other traffic shares the links at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from graphplan.nouns.cluster import Cluster, Link
+
+
+def allreduce_time(cluster: Cluster, devices: Sequence[int], num_bytes: int) -> float:
+    """Seconds to sum `num_bytes` over the devices and give everyone the result."""
+    if len(devices) < 2 or num_bytes == 0:
+        return 0.0
+    sizes = Counter(cluster.devices[device].node for device in devices)
+    inside = [cluster.nodes[node].link for node, size in sizes.items() if size > 1]
+    slowest = max(inside, key=lambda link: num_bytes / link.bandwidth_bytes_per_s, default=None)
+    if len(sizes) == 1:
+        assert slowest is not None
+        return _flat_time(slowest, len(devices), num_bytes)
+    flat = _flat_time(cluster.link, len(devices), num_bytes)
+    if slowest is None:
+        return flat
+    return min(flat, _two_level_time(cluster.link, slowest, sizes, num_bytes))
+
+
+def _flat_time(link: Link, count: int, num_bytes: int) -> float:
+    """The better of a ring and a double binary tree."""
+    wire_s = num_bytes / link.bandwidth_bytes_per_s
+    ring = 2 * (count - 1) * (wire_s / count + link.latency_s)
+    tree = 2 * (math.ceil(math.log2(count)) * link.latency_s + wire_s)
+    return min(ring, tree)
+
+
+def _two_level_time(between: Link, inside: Link, sizes: Counter[int], num_bytes: int) -> float:
+    """Reduce-scatter and all-gather inside the nodes around a ring between them."""
+    largest, smallest = max(sizes.values()), min(sizes.values())
+    scatter_s = (
+        2 * (largest - 1) * (num_bytes / largest / inside.bandwidth_bytes_per_s + inside.latency_s)
+    )
+    # With one port a node all shards share it; else each device moves its own shard.
+    shard_bytes = num_bytes if between.scope == "node" else num_bytes / smallest
+    return scatter_s + _ring_time(between, len(sizes), shard_bytes)
+
+
+def _ring_time(link: Link, count: int, num_bytes: float) -> float:
+    return 2 * (count - 1) * (num_bytes / count / link.bandwidth_bytes_per_s + link.latency_s)

@@ -1,0 +1,126 @@
+"""Calibrate: a device type whose efficiencies and overheads are fitted to one measured table.
+
+For every op name and pass (`gelu.forward`, `linear.weight_grad`), and once more for every kind, the
+measured times are fitted as overhead + roofline / efficiency: small ops reach less of the peak, and
+a line through all sizes says by how much. Where all ops of a name have about one size, the overhead
+is 0. The calibrated device then estimates other models, sizes and batch sizes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from graphplan.cost.estimate import PASSES, Pass, find_roof
+from graphplan.cost.flops import Work, WorkCounter
+from graphplan.cost.interpolate import fit_affine
+from graphplan.cost.kinds import COMPUTE_KINDS
+from graphplan.errors import InvalidOption
+from graphplan.nouns.cluster import DeviceType
+from graphplan.nouns.opgraph import Op, OpGraph
+from graphplan.nouns.table import ProfileTable
+
+Sample = tuple[Op, Work, float]
+"""An op, its work and its measured seconds in one pass."""
+
+SMALLEST_SHARE = 1e-4
+LARGEST_SHARE = 100.0
+DIFFERENT_SIZES = 2.0
+"""Ratio of the largest to the smallest op from which on an overhead can be told."""
+_LAUNCH_BYTES = 16384
+"""Ops that move less than this show the launch time."""
+
+
+def calibrate_device(device_type: DeviceType, graph: OpGraph, measured: ProfileTable) -> DeviceType:
+    """The device type with efficiencies and launch time fitted to a measured table."""
+    if measured.graph != graph.fingerprint:
+        raise InvalidOption(
+            f"The table is for graph {measured.graph}, not for {graph.fingerprint}.",
+            remedy="Profile this graph, or give the graph that was profiled.",
+        )
+    samples = _collect_samples(graph, measured)
+    fitted = msgspec.structs.replace(device_type, launch_s=_fit_launch(samples, device_type))
+    shares, overheads = dict(device_type.efficiency_by_kind), {}
+    for (name, key), group in _group_samples(samples).items():
+        overhead, share = _fit_group(group, fitted, name)
+        shares[f"{key}.{name}"], overheads[f"{key}.{name}"] = share, overhead
+    fitted = msgspec.structs.replace(fitted, overhead_s_by_kind=overheads)
+    return _normalise(fitted, shares, source=f"{device_type.source}; calibrated on {graph.name}")
+
+
+def _collect_samples(graph: OpGraph, measured: ProfileTable) -> dict[Pass, list[Sample]]:
+    counter = WorkCounter(graph)
+    samples: dict[Pass, list[Sample]] = {name: [] for name in PASSES}
+    ratios = measured.calibration or (1.0,) * len(measured.batch_sizes)
+    for row in measured.rows:
+        op = graph.op_by_name[row.op]
+        columns = zip(
+            measured.batch_sizes, ratios, row.forward_s, row.input_grad_s, row.weight_grad_s,
+            strict=True,
+        )  # fmt: skip
+        for size, ratio, *seconds in columns:
+            work = counter.count_op(op, size)
+            for name, taken in zip(PASSES, seconds, strict=True):
+                samples[name].append((op, work, taken * ratio))
+    return samples
+
+
+def _group_samples(samples: dict[Pass, list[Sample]]) -> dict[tuple[Pass, str], list[Sample]]:
+    """Samples by pass and op name, and once more by pass and kind."""
+    groups: dict[tuple[Pass, str], list[Sample]] = defaultdict(list)
+    for name, each in samples.items():
+        for sample in each:
+            op, work, taken = sample
+            if taken > 0 and _work_of(work, name):
+                for key in {work.kind, op.kind}:
+                    groups[name, key].append(sample)
+    return groups
+
+
+def _work_of(work: Work, name: Pass) -> int:
+    return int(getattr(work, f"{name}_flops") + getattr(work, f"{name}_bytes"))
+
+
+def _fit_launch(samples: dict[Pass, list[Sample]], device_type: DeviceType) -> float:
+    """The median time of forwards that move next to nothing."""
+    tiny = sorted(
+        taken
+        for _, work, taken in samples["forward"]
+        if taken > 0 and 0 < work.forward_bytes < _LAUNCH_BYTES and work.kind not in COMPUTE_KINDS
+    )
+    return tiny[len(tiny) // 2] if tiny else device_type.launch_s
+
+
+def _fit_group(group: Sequence[Sample], device_type: DeviceType, name: Pass) -> tuple[float, float]:
+    """(overhead, efficiency) of a group; the roofline is not linear in the efficiency, so the fit
+    is repeated at the efficiency found."""
+    seconds = [taken for _, _, taken in group]
+    overhead, share = 0.0, 1.0
+    for _ in range(6):
+        roofs = [find_roof(work, device_type, name, share) for _, work, _ in group]
+        overhead, slope = _fit_line(roofs, seconds)
+        share = min(max(share / slope, SMALLEST_SHARE), LARGEST_SHARE)
+    return overhead, share
+
+
+def _fit_line(roofs: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """(base, slope) of measured over estimated times; the base is 0 unless sizes differ."""
+    fit = fit_affine(roofs, seconds)
+    if max(roofs) < DIFFERENT_SIZES * min(roofs) or fit.slope <= 0:
+        return 0.0, sum(seconds) / sum(roofs)
+    return fit.base, fit.slope
+
+
+def _normalise(device_type: DeviceType, shares: dict[str, float], *, source: str) -> DeviceType:
+    """Raise the peaks until no efficiency exceeds 1."""
+    factor = max(1.0, *shares.values())
+    rates = device_type.flops_per_s_by_dtype
+    return msgspec.structs.replace(
+        device_type,
+        flops_per_s_by_dtype={dtype: rate * factor for dtype, rate in rates.items()},
+        bandwidth_bytes_per_s=device_type.bandwidth_bytes_per_s * factor,
+        efficiency_by_kind={key: share / factor for key, share in shares.items()},
+        source=source,
+    )

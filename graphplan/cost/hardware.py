@@ -1,0 +1,269 @@
+"""Hardware: device types and clusters by name or from a TOML file.
+
+Files use the units of datasheets (GiB, GB/s, microseconds, TFLOPS); nouns use bytes and seconds.
+A cluster file may override any figure of a device type or describe a new one; see
+profiles/README.md for an example with every field.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from graphplan.cost.tomlfile import bad_field, convert_toml, find_line, parse_toml
+from graphplan.errors import InvalidOption, UnknownName
+from graphplan.files import read_bytes, read_noun
+from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
+
+DEFAULT_CLUSTER = "dgx-a100"
+
+Folder = Literal["hardware", "clusters"]
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Count = Annotated[int, Meta(ge=1, le=65536)]
+
+CLUSTER_EXAMPLE = """\
+name = "lab"
+usable_memory = 0.9
+link = { bandwidth_gb_per_s = 12.5, latency_us = 10, scope = "node" }
+
+[[nodes]]
+count = 2
+devices = { a100-80gb = 8 }
+link = { bandwidth_gb_per_s = 300, latency_us = 4, scope = "device" }
+
+[types.a100-80gb]
+memory_gib = 60
+"""
+
+
+class TypeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device type as its file writes it."""
+
+    name: str
+    title: str = ""
+    memory_gib: Positive
+    bandwidth_gb_per_s: Positive
+    tflops_per_s: Annotated[dict[str, Positive], Meta(min_length=1)]
+    efficiency: dict[str, Share] = {}
+    overhead_us: dict[str, NotNegative] = {}
+    launch_us: NotNegative = 5.0
+    torch_device: str = "cuda"
+    torch_names: tuple[str, ...] = ()
+    """Parts of the name that torch reports for such a device."""
+    source: str = ""
+
+
+class LinkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link as a cluster file writes it."""
+
+    bandwidth_gb_per_s: Positive
+    latency_us: NotNegative
+    scope: Literal["pair", "device", "node"] = "pair"
+
+
+class NodeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`count` equal nodes; `devices` says how many of which type each has, in this order."""
+
+    devices: Annotated[dict[str, Count], Meta(min_length=1)]
+    link: LinkFile
+    count: Count = 1
+
+
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster as its file writes it."""
+
+    name: str
+    title: str = ""
+    source: str = ""
+    usable_memory: Share = 0.9
+    link: LinkFile
+    nodes: Annotated[tuple[NodeFile, ...], Meta(min_length=1)]
+    types: dict[str, dict[str, Any]] = {}
+
+
+def find_cluster(name_or_path: str | None = None, *, gpus: int | None = None) -> Cluster:
+    """The cluster of a profile name or a file, brought to `gpus` devices.
+
+    A profile is a pattern: its nodes repeat until there are `gpus` devices. A file describes what
+    there is: `gpus` takes the first so many of it.
+    """
+    if gpus is not None and gpus < 1:
+        raise InvalidOption(f"{gpus} GPUs are too few.", remedy="Give --gpus 1 or more.")
+    name = name_or_path or DEFAULT_CLUSTER
+    if name.endswith(".json"):
+        return _take_devices(read_noun(name, Cluster), gpus)
+    if name.endswith(".toml") or "/" in name or "\\" in name:
+        text = read_bytes(Path(name)).decode("utf-8", errors="replace")
+        return _take_devices(parse_cluster(text, name=name), gpus)
+    files = _list_files("clusters")
+    if name not in files:
+        raise UnknownName("cluster", name, files)
+    cluster = parse_cluster(files[name].read_text("utf-8"), name=f"{name}.toml")
+    return _repeat_nodes(cluster, gpus) if gpus else cluster
+
+
+def find_device_type(name: str) -> DeviceType:
+    """The device type of a hardware profile."""
+    return _to_device_type(_find_type_file(name))
+
+
+def name_device(torch_name: str) -> str | None:
+    """The hardware profile of a device that torch calls so, None when there is none."""
+    for name in _list_files("hardware"):
+        if any(part.lower() in torch_name.lower() for part in _find_type_file(name).torch_names):
+            return name
+    return None
+
+
+def list_clusters() -> tuple[str, ...]:
+    """Names of the cluster profiles."""
+    return tuple(_list_files("clusters"))
+
+
+def list_device_types() -> tuple[str, ...]:
+    """Names of the hardware profiles."""
+    return tuple(_list_files("hardware"))
+
+
+def read_title(name: str, *, folder: Folder = "clusters") -> str:
+    """What a profile calls itself."""
+    text = _list_files(folder)[name].read_text("utf-8")
+    return str(parse_toml(text, name=name, example="").get("title", ""))
+
+
+def parse_cluster(text: str, *, name: str) -> Cluster:
+    """The cluster that a TOML text describes; `name` stands in the errors."""
+    content = parse_toml(text, name=name, example=CLUSTER_EXAMPLE)
+    file = convert_toml(content, ClusterFile, text, name=name, example=CLUSTER_EXAMPLE)
+    types = _collect_types(file, text, name=name)
+    nodes = [
+        Node(devices=_expand_devices(each.devices), link=_to_link(each.link))
+        for each in file.nodes
+        for _ in range(each.count)
+    ]
+    return Cluster(
+        name=file.name,
+        types=types,
+        nodes=tuple(nodes),
+        link=_to_link(file.link),
+        usable_memory=file.usable_memory,
+    )
+
+
+def _collect_types(file: ClusterFile, text: str, *, name: str) -> tuple[DeviceType, ...]:
+    """The types that the nodes use: profiles, with the file's own figures on top."""
+    used = dict.fromkeys(kind for node in file.nodes for kind in node.devices)
+    for kind in used:
+        if kind not in file.types and kind not in _list_files("hardware"):
+            index = next(i for i, node in enumerate(file.nodes) if kind in node.devices)
+            line = find_line(text, ("nodes", index, "devices"))
+            hint = UnknownName("device type", kind, {**file.types, **_list_files("hardware")})
+            what = f"names the unknown device type {kind!r}. {hint.remedy.rstrip('.')}"
+            raise bad_field(name, line, ("nodes", index, "devices"), what, CLUSTER_EXAMPLE)
+    for kind in file.types:
+        if kind not in used:
+            line = find_line(text, ("types", kind))
+            what = "describes a device type that no node has"
+            raise bad_field(name, line, ("types", kind), what, CLUSTER_EXAMPLE)
+    return tuple(_override_type(kind, file, text, name=name) for kind in used)
+
+
+def _override_type(kind: str, file: ClusterFile, text: str, *, name: str) -> DeviceType:
+    """A profile with the figures of the file's `[types.<kind>]` in place of its own."""
+    own = dict(file.types.get(kind, {}))
+    base = own.pop("based_on", kind if kind in _list_files("hardware") else None)
+    content: dict[str, Any] = {}
+    if base is not None:
+        if base not in _list_files("hardware"):
+            line = find_line(text, ("types", kind, "based_on"))
+            hint = UnknownName("device type", str(base), _list_files("hardware")).remedy.rstrip(".")
+            what = f"is {base!r}, which no profile describes. {hint}"
+            raise bad_field(name, line, ("types", kind, "based_on"), what, CLUSTER_EXAMPLE)
+        content = msgspec.to_builtins(_find_type_file(str(base)))
+    merged = content | own | {"name": kind}
+    path = ("types", kind)
+    return _to_device_type(
+        convert_toml(merged, TypeFile, text, name=name, example=CLUSTER_EXAMPLE, path=path)
+    )
+
+
+@functools.cache
+def _find_type_file(name: str) -> TypeFile:
+    files = _list_files("hardware")
+    if name not in files:
+        raise UnknownName("device type", name, files)
+    text = files[name].read_text("utf-8")
+    content = parse_toml(text, name=f"{name}.toml", example="")
+    return convert_toml(content, TypeFile, text, name=f"{name}.toml", example="")
+
+
+@functools.cache
+def _list_files(folder: Folder) -> dict[str, Traversable]:
+    """The profiles of a folder by name, sorted."""
+    entries = importlib.resources.files("graphplan_profiles").joinpath(folder).iterdir()
+    named = {each.name.removesuffix(".toml"): each for each in entries}
+    return {name: named[name] for name in sorted(named) if named[name].name.endswith(".toml")}
+
+
+def _to_device_type(file: TypeFile) -> DeviceType:
+    return DeviceType(
+        name=file.name,
+        memory_bytes=int(file.memory_gib * 2**30),
+        bandwidth_bytes_per_s=file.bandwidth_gb_per_s * 1e9,
+        flops_per_s_by_dtype={k: rate * 1e12 for k, rate in file.tflops_per_s.items()},
+        efficiency_by_kind=file.efficiency,
+        overhead_s_by_kind={kind: time * 1e-6 for kind, time in file.overhead_us.items()},
+        launch_s=file.launch_us * 1e-6,
+        torch_device=file.torch_device,
+        source=file.source,
+    )
+
+
+def _to_link(file: LinkFile) -> Link:
+    return Link(
+        bandwidth_bytes_per_s=file.bandwidth_gb_per_s * 1e9,
+        latency_s=file.latency_us * 1e-6,
+        scope=file.scope,
+    )
+
+
+def _expand_devices(count_by_type: dict[str, int]) -> tuple[str, ...]:
+    return tuple(kind for kind, count in count_by_type.items() for _ in range(count))
+
+
+def _repeat_nodes(cluster: Cluster, gpus: int) -> Cluster:
+    """The cluster's nodes, repeated in order until there are `gpus` devices; the last is cut."""
+    nodes: list[Node] = []
+    left = gpus
+    while left:
+        node = cluster.nodes[len(nodes) % len(cluster.nodes)]
+        nodes.append(msgspec.structs.replace(node, devices=node.devices[:left]))
+        left -= len(nodes[-1].devices)
+    return _keep_used_types(msgspec.structs.replace(cluster, nodes=tuple(nodes)))
+
+
+def _take_devices(cluster: Cluster, gpus: int | None) -> Cluster:
+    """The first `gpus` devices of a described cluster."""
+    if gpus is None:
+        return cluster
+    if gpus > len(cluster.devices):
+        raise InvalidOption(
+            f"Cluster {cluster.name!r} has {len(cluster.devices)} devices, fewer than the {gpus}"
+            " asked for.",
+            remedy=f"Give --gpus {len(cluster.devices)} or less, or add nodes to the cluster file.",
+        )
+    return _repeat_nodes(cluster, gpus)
+
+
+def _keep_used_types(cluster: Cluster) -> Cluster:
+    used = {name for node in cluster.nodes for name in node.devices}
+    types = tuple(kind for kind in cluster.types if kind.name in used)
+    return msgspec.structs.replace(cluster, types=types)

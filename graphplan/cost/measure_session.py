@@ -1,0 +1,244 @@
+"""One run of measuring: units are timed, remembered and reported; steps of the whole model too."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from graphplan.cost.cache import Measurement, ProfileCache
+from graphplan.cost.estimate import PASSES, estimate_pass
+from graphplan.cost.flops import WorkCounter
+from graphplan.cost.measure_clock import Clock
+from graphplan.cost.measure_rebuild import Rebuilt
+from graphplan.cost.measure_step import fits_memory, measure_step
+from graphplan.cost.measure_unit import Effort, measure_unit
+from graphplan.cost.measure_units import (
+    UnitBuilder,
+    UnitDescriber,
+    Values,
+    get_attribute,
+    run_on_fakes,
+)
+from graphplan.nouns.cluster import DeviceType
+
+if TYPE_CHECKING:
+    from graphplan.capture import Captured
+
+UNIT_COST_S = 0.05
+UNIT_REPEATS = 25
+"""Rough cost of measuring a unit: fixed, and in its own times."""
+
+MakeBatch = Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far measuring is."""
+
+    num_done: int
+    num_units: int
+    seconds_left: float
+    label: str
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to measure: a unit or a whole step, at one micro-batch size."""
+
+    signature: str
+    label: str
+    weight: float
+    """Expected cost, to tell the time that is left."""
+    run: Callable[[], Measurement]
+
+
+class Session:
+    """One run of measuring: what is known so far, by signature."""
+
+    def __init__(
+        self,
+        captured: Captured | Rebuilt,
+        units: Sequence[tuple[str, ...]],
+        clock: Clock,
+        *,
+        cache: ProfileCache | None,
+        device_type: DeviceType,
+    ) -> None:
+        self.captured = captured
+        self.clock = clock
+        self.known: dict[str, Measurement] = {}
+        self.failed: dict[str, str] = {}
+        """Why something could not run, by signature."""
+        self.interrupted = False
+        self.borrowed = False
+        """Whether a ratio comes from another model."""
+        self._units = units
+        self._cache = cache
+        self._type = device_type
+        self._describer = UnitDescriber(captured.graph, layout=_describe_layout(captured.module))
+        self._counter = WorkCounter(captured.graph)
+        self._builders: dict[int, tuple[UnitBuilder, Values]] = {}
+
+    def find_unit(self, ops: tuple[str, ...], size: int) -> Measurement | None:
+        """What is known of a unit."""
+        return self.known.get(self._describer.describe(ops, size))
+
+    def find_ratio(self, size: int, sum_s: float) -> float | None:
+        """Step of the whole model over the sum of its ops.
+
+        Without a step of its own, a model takes the ratio of one with the same different units,
+        such as the same layers in another number.
+        """
+        step, name = self.known.get(self._name_step(size)), self._name_ratio(size)
+        if step is not None and sum_s:
+            self._remember(name, Measurement(forward_s=step.forward_s / sum_s, spread=step.spread))
+        elif name in self.known:
+            self.borrowed = True
+        return self.known[name].forward_s if name in self.known else None
+
+    def list_units(self, sizes: Sequence[int], effort: Effort) -> list[Job]:
+        """Every different unit that is not known; a unit's sizes follow each other, so that an
+        interruption leaves whole rows."""
+        jobs: dict[str, Job] = {}
+        for ops in self._units:
+            for size in sizes:
+                signature = self._describer.describe(ops, size)
+                if not self._recall(signature) and signature not in jobs:
+                    run = functools.partial(self._measure_unit, ops, size, effort)
+                    weight = UNIT_COST_S + UNIT_REPEATS * self._estimate(ops, size)
+                    jobs[signature] = Job(signature, ops[0], weight, run)
+        return list(jobs.values())
+
+    def list_steps(
+        self, sizes: Sequence[int], inputs: MakeBatch | None, effort: Effort
+    ) -> list[Job]:
+        """Steps of the whole model that fit the device and whose ratio is not known."""
+        graph, jobs = self.captured.graph, []
+        names = tuple(op.name for op in graph.ops)
+        for size in sizes:
+            signature = self._name_step(size)
+            is_known = self._recall(signature) or self._recall(self._name_ratio(size))
+            if not is_known and fits_memory(graph, size, self.clock):
+                run = functools.partial(self._measure_step, size, inputs, effort)
+                weight = effort.budget_s + effort.min_repeats * self._estimate(names, size)
+                jobs.append(Job(signature, f"whole model, micro-batch of {size}", weight, run))
+        return jobs
+
+    def run(self, jobs: Sequence[Job], *, rounds: int, report: Report | None) -> None:
+        """Measure all jobs several times over, and keep the fastest of each.
+
+        A disturbance of some seconds then falls on one round of an op, not on all its samples.
+        """
+        countdown = Countdown([job.weight for job in jobs] * rounds)
+        for number, job in enumerate([*jobs] * rounds):
+            if report is not None:
+                report(Progress(number, rounds * len(jobs), countdown.seconds_left(), job.label))
+            if job.signature not in self.failed:
+                self._run_job(job)
+            countdown.advance()
+        if report is not None:
+            report(Progress(rounds * len(jobs), rounds * len(jobs), 0.0, ""))
+
+    def _run_job(self, job: Job) -> None:
+        try:
+            measured = job.run()
+        except Exception as error:
+            # Any op of any library may refuse random data; such ops are estimated instead.
+            self.failed[job.signature] = f"{job.label}: {error}"
+            return
+        before = self.known.get(job.signature)
+        self._remember(job.signature, before.merge(measured) if before else measured)
+
+    def _measure_unit(self, ops: tuple[str, ...], size: int, effort: Effort) -> Measurement:
+        builder, values = self._builder(size)
+        return measure_unit(builder.build(ops), values, self.clock, effort)
+
+    def _measure_step(self, size: int, inputs: MakeBatch | None, effort: Effort) -> Measurement:
+        captured = self.captured
+        batch = None
+        if inputs is not None and not isinstance(captured, Rebuilt):
+            batch = captured.flatten_batch(inputs(size))
+        _, values = self._builder(size)
+        seconds, spread = measure_step(
+            captured.module, captured.graph, values, self.clock, batch=batch, effort=effort
+        )
+        return Measurement(forward_s=seconds, spread=spread)
+
+    def _recall(self, signature: str) -> bool:
+        if signature not in self.known and self._cache is not None:
+            found = self._cache.find(signature)
+            if found is not None:
+                self.known[signature] = found
+        return signature in self.known
+
+    def _remember(self, signature: str, measurement: Measurement) -> None:
+        self.known[signature] = measurement
+        if self._cache is not None:
+            self._cache.add(signature, measurement)
+            self._cache.save_sometimes()
+
+    def _name_step(self, size: int) -> str:
+        return f"step {self.captured.graph.fingerprint} {size}"
+
+    def _name_ratio(self, size: int) -> str:
+        signatures = {self._describer.describe(ops, size) for ops in self._units}
+        return "ratio\n" + "\n".join(sorted(signatures))
+
+    def _estimate(self, names: Sequence[str], size: int) -> float:
+        """Seconds of a forward and backward by the roofline."""
+        ops = [self.captured.graph.op_by_name[name] for name in names]
+        return sum(
+            estimate_pass(op, self._counter.count_op(op, size), self._type, each)
+            for op in ops
+            for each in PASSES
+        )
+
+    def _builder(self, size: int) -> tuple[UnitBuilder, Values]:
+        if size not in self._builders:
+            captured = self.captured
+            values = run_on_fakes(captured.module, captured.graph, size)
+            builder = UnitBuilder(captured.module, captured.graph, values, self.clock.device)
+            self._builders[size] = builder, values
+        return self._builders[size]
+
+
+class Countdown:
+    """Time left, by the speed so far and the expected cost of the rest."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weight_before = [0.0, *itertools.accumulate(weights)]
+        self._start = time.monotonic()
+        self._num_done = 0
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._num_done += 1
+
+    def seconds_left(self) -> float:
+        """Expected seconds until all is done."""
+        done = self._weight_before[self._num_done]
+        left = self._weight_before[-1] - done
+        return left * (time.monotonic() - self._start) / done if done else left
+
+
+def _describe_layout(module: fx.GraphModule) -> str:
+    """Strides of weights that are not plain; they change the layout of all that follows."""
+    held = [
+        get_attribute(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
+    ]
+    strides = {
+        str(each.stride())
+        for each in held
+        if isinstance(each, torch.Tensor) and not each.is_contiguous()
+    }
+    return " ".join(sorted(strides))

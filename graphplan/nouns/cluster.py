@@ -1,0 +1,126 @@
+"""Cluster: the machine park, its device types, nodes and links.
+
+Links have two levels: inside a node and between nodes. A message occupies one *channel* while its
+bytes pass and arrives one latency later; `scope` says who shares a channel: `pair` (every ordered
+pair of devices has a wire of its own), `device` (one port out of each device, as with a switch), or
+`node` (one port out of each node, as with a single network card).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from graphplan.nouns.base import Noun
+
+
+class DeviceType(Noun, frozen=True, kw_only=True):
+    """A kind of accelerator; rates are peaks of the vendor, efficiencies say what ops reach."""
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    """Of the device's own memory."""
+    flops_per_s_by_dtype: dict[str, float]
+    efficiency_by_kind: dict[str, float] = {}
+    """Share of the peak that an op kind reaches (`matmul`, `conv`, `attention`, `memory`)."""
+    overhead_s_by_kind: dict[str, float] = {}
+    """Time that an op takes beyond the roofline, by the same kinds; fitted by calibration."""
+    launch_s: float = 5e-6
+    """Least time of one op."""
+    torch_device: str = "cuda"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0 or self.bandwidth_bytes_per_s <= 0 or self.launch_s < 0:
+            raise ValueError(f"device type {self.name!r}: memory and bandwidth must be positive")
+        if not self.flops_per_s_by_dtype or min(self.flops_per_s_by_dtype.values()) <= 0:
+            raise ValueError(f"device type {self.name!r}: needs positive flops_per_s_by_dtype")
+        if not all(0 < share <= 1 for share in self.efficiency_by_kind.values()):
+            raise ValueError(f"device type {self.name!r}: efficiencies must lie in (0, 1]")
+
+
+class Link(Noun, frozen=True, kw_only=True):
+    """A connection: bandwidth of one channel in one direction, latency, who shares the channel."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    scope: Literal["pair", "device", "node"] = "pair"
+
+    def __post_init__(self) -> None:
+        if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:
+            raise ValueError("a link needs a positive bandwidth and a latency of at least 0")
+
+
+class Node(Noun, frozen=True, kw_only=True):
+    """One host: the types of its devices in order, and the link between them."""
+
+    devices: tuple[str, ...]
+    link: Link
+
+
+class Device(Noun, frozen=True, kw_only=True):
+    """One accelerator of the cluster: its number, type and node."""
+
+    index: int
+    type: DeviceType
+    node: int
+    memory_bytes: int
+    """Usable memory."""
+
+
+class Cluster(Noun, frozen=True, kw_only=True, dict=True):
+    """Nodes of devices and the link between nodes; devices are numbered node by node."""
+
+    format: Literal["graphplan/cluster"] = "graphplan/cluster"
+    version: Literal[1] = 1
+    name: str
+    types: tuple[DeviceType, ...]
+    nodes: tuple[Node, ...]
+    link: Link
+    """Between any two nodes."""
+    usable_memory: float = 0.9
+    """Share of a device's memory that a plan may fill: the rest is for the framework, the
+    communication library and fragmentation."""
+
+    def __post_init__(self) -> None:
+        known = {kind.name for kind in self.types}
+        if len(known) != len(self.types):
+            raise ValueError("two device types have the same name")
+        if not self.nodes or not all(node.devices for node in self.nodes):
+            raise ValueError("a cluster needs at least one node with at least one device")
+        for node in self.nodes:
+            for name in node.devices:
+                if name not in known:
+                    raise ValueError(
+                        f"device type {name!r} is not described; known: {sorted(known)}"
+                    )
+        if not 0 < self.usable_memory <= 1:
+            raise ValueError(f"usable_memory is {self.usable_memory}, must lie in (0, 1]")
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every device, numbered from 0."""
+        types = {kind.name: kind for kind in self.types}
+        placed = [(types[name], n) for n, node in enumerate(self.nodes) for name in node.devices]
+        return tuple(
+            Device(
+                index=i, type=kind, node=n, memory_bytes=int(kind.memory_bytes * self.usable_memory)
+            )
+            for i, (kind, n) in enumerate(placed)
+        )
+
+    def link_between(self, src: int, dst: int) -> Link:
+        """The link that a message between two different devices takes."""
+        a, b = self.devices[src], self.devices[dst]
+        return self.nodes[a.node].link if a.node == b.node else self.link
+
+    def channel_between(self, src: int, dst: int) -> str:
+        """Name of the channel that such a message occupies: `d0>d1`, `d0>`, `n0>`; between nodes
+        `d0>>d9`, `d0>>`, `n0>>`."""
+        link = self.link_between(src, dst)
+        node = self.devices[src].node
+        arrow = ">" if node == self.devices[dst].node else ">>"
+        if link.scope == "pair":
+            return f"d{src}{arrow}d{dst}"
+        return f"d{src}{arrow}" if link.scope == "device" else f"n{node}{arrow}"

@@ -1,0 +1,96 @@
+"""Plan: all that a runtime, the referee and a reader need, as one JSON file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from graphplan.nouns.base import Noun
+from graphplan.nouns.cluster import Cluster
+from graphplan.nouns.policy import WeightPolicy
+from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.schedule import Program, parse_program
+from graphplan.nouns.stages import StageGraph
+from graphplan.nouns.training import Training
+
+
+class PlannedModel(Noun, frozen=True, kw_only=True):
+    """The model that a plan is for, with its op DAG so that the plan can be judged alone."""
+
+    name: str
+    fingerprint: str
+    ops: tuple[str, ...]
+    edges: tuple[tuple[int, int], ...]
+    """Pairs of positions in `ops`."""
+
+    def __post_init__(self) -> None:
+        for src, dst in self.edges:
+            if not 0 <= src < dst < len(self.ops):
+                raise ValueError(f"op edge {src} -> {dst} does not point to a later op")
+
+
+class StageLabel(Noun, frozen=True, kw_only=True):
+    """How to call a stage when it is shown; nothing but reports reads it."""
+
+    modules: tuple[str, ...]
+    """The largest modules that it holds, then those of which it holds a part."""
+    num_ops: int
+    num_parameters: int
+    param_bytes: int
+
+
+class Bound(Noun, frozen=True, kw_only=True):
+    """A value that no plan of the same problem can beat, and what proves it."""
+
+    step_s: float
+    proof: str
+
+
+class Prediction(Noun, frozen=True, kw_only=True):
+    """What the simulator says of one step."""
+
+    step_s: float
+    samples_per_s: float
+    bubble: float
+    peak_bytes_by_device: tuple[int, ...]
+
+
+class Provenance(Noun, frozen=True, kw_only=True):
+    """How the plan was made. Wall-clock times are left out: same input, same bytes."""
+
+    graphplan: str
+    planner: str
+    schedule: str
+    costs: str
+    seed: int
+    options: dict[str, str] = {}
+
+
+class Plan(Noun, frozen=True, kw_only=True, dict=True):
+    """StageGraph + Program + placement + weight policy + prediction, with the lower bound."""
+
+    format: Literal["graphplan/plan"] = "graphplan/plan"
+    version: Literal[1] = 1
+    model: PlannedModel
+    cluster: Cluster
+    training: Training
+    stages: StageGraph
+    policy: WeightPolicy
+    prices: PricedStages
+    program: tuple[str, ...]
+    """One line for each device: instructions separated by blanks."""
+    prediction: Prediction
+    bound: Bound
+    baselines: dict[str, float] = {}
+    """Step seconds of other planners on the same problem."""
+    provenance: Provenance
+    labels: tuple[StageLabel, ...] = ()
+    """By stage; () when nobody described them."""
+
+    @property
+    def gap(self) -> float:
+        """How far the prediction may be from the best possible: step / bound - 1."""
+        return self.prediction.step_s / self.bound.step_s - 1 if self.bound.step_s else 0.0
+
+    def parse_program(self) -> Program:
+        """The program of the plan as a value."""
+        return parse_program("\n".join(self.program))

@@ -1,0 +1,51 @@
+"""WeightPolicy: which weight version F and B use, and when gradients are applied."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from graphplan.nouns.base import Noun
+
+PolicyName = Literal[
+    "flush",
+    "naive",
+    "stash",
+    "vertical-sync",
+    "2bw",
+    "predict",
+    "spectrain1",
+    "spectrain2",
+    "local",
+]
+POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
+
+
+class WeightPolicy(Noun, frozen=True, kw_only=True):
+    """A policy with its warm-ups w_s (forwards of a stage before its first backward, less one)."""
+
+    name: PolicyName = "flush"
+    warmups: tuple[int, ...] = ()
+    """By stage; () for flush."""
+    accumulate: int = 1
+    """Micro-batches of one update for the asynchronous policies (m of 2bw)."""
+    local_steps: int = 1
+    """Local updates between two averagings (H of local)."""
+
+    def __post_init__(self) -> None:
+        if min((self.accumulate, self.local_steps, *self.warmups), default=1) < 0:
+            raise ValueError("a policy's counts cannot be negative")
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether every batch ends with a barrier."""
+        return self.name in ("flush", "local")
+
+    def num_versions(self, stage: int) -> int:
+        """Weight versions that a stage keeps, the current one included."""
+        if self.name in ("2bw", "predict", "spectrain1"):
+            return 2
+        if self.name in ("stash", "spectrain2"):
+            return self.warmups[stage] + 1
+        if self.name == "vertical-sync":
+            return max(self.warmups) + 1
+        return 1

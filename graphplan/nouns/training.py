@@ -1,0 +1,28 @@
+"""Training: what one optimizer step does besides the model itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from graphplan.nouns.base import Noun
+
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
+STATES_PER_PARAMETER: dict[str, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+
+
+class Training(Noun, frozen=True, kw_only=True):
+    """Batch, optimizer and precision.
+
+    `precision` is the dtype of compute; `mixed` keeps fp32 master weights beside 16-bit ones.
+    """
+
+    batch_size: int
+    optimizer: OptimizerName = "adam"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, must be at least 1")
+        if self.mixed and self.precision == "float32":
+            raise ValueError("mixed precision needs bfloat16 or float16 compute")

@@ -1,0 +1,253 @@
+"""Integer programming: exact max-load by CP-SAT, and the same program by CBC as a cross-check.
+
+For pipelines the bottleneck of equally replicated stages is minimised exactly for every micro-batch
+size and width, and the evaluated step time decides between the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from graphplan.errors import NoFeasiblePlan, SearchLimit
+from graphplan.nouns.maxload import MaxLoad, PartsAnswer
+from graphplan.nouns.problem import Problem
+from graphplan.partition.answer import Answer, Request
+from graphplan.partition.assemble import Part
+from graphplan.partition.choose import Chooser
+from graphplan.partition.contract import contract_maxload
+from graphplan.partition.incumbent import find_incumbent
+from graphplan.partition.loads import bound_load, make_parts_answer, measure_load
+from graphplan.partition.program import (
+    LoadProgram,
+    choose_unit,
+    read_parts,
+    write_ladder,
+    write_program,
+)
+from graphplan.partition.prove import explain_parts
+from graphplan.partition.reduce import reduce_problem
+from graphplan.partition.shrink import Groups, restore_answer, shrink_maxload
+
+Backend = Literal["cp-sat", "cbc"]
+Parts = Sequence[Sequence[int]]
+MAX_OPS = 160
+"""Pipelines are folded to so many groups of nodes: more take CP-SAT minutes."""
+NUM_SOLVED = 3
+"""Shapes for which the program is solved; all others get a quick cut."""
+
+
+def solve(problem: Problem, request: Request) -> Answer:
+    """The best pipeline of equally replicated stages with the smallest bottleneck."""
+    chooser = Chooser(problem, request, solver="ilp")
+    num_proven = 0
+    with chooser.keep_best():
+        shapes = [shape for shape in _list_shapes(problem) if not chooser.is_late()]
+        ranked = sorted((_offer_quickly(chooser, shape), i) for i, shape in enumerate(shapes))
+        best = [shapes[i] for _, i in ranked if shapes[i].load.num_parts > 1][:NUM_SOLVED]
+        for number, shape in enumerate(best):
+            share_s = request.seconds_left / (len(best) - number)
+            if share_s > 0:
+                num_proven += _offer_optimum(chooser, shape, share_s)
+    return chooser.make_answer(note=f"bottleneck proven optimal for {num_proven} shapes")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """Stages x replicas, the micro-batch size, and the max-load problem that it means."""
+
+    num_replicas: int
+    size: int
+    load: MaxLoad
+    groups: Groups
+
+    def make_parts(self, answer: Parts) -> list[Part]:
+        """Stages on consecutive devices."""
+        return [
+            Part(
+                nodes=tuple(sorted(node for group in part for node in self.groups[group])),
+                devices=tuple(range(s * self.num_replicas, (s + 1) * self.num_replicas)),
+                micro_batch_size=self.size,
+            )
+            for s, part in enumerate(part for part in answer if part)
+        ]
+
+
+def _list_shapes(problem: Problem) -> Iterator[_Shape]:
+    """Every width x depth that uses all devices, with every micro-batch size."""
+    num_devices = len(problem.cluster.devices)
+    for width in range(1, num_devices + 1):
+        depth = num_devices // width
+        for size in problem.micro_batch_sizes:
+            legal = size % width == 0 and size // width in problem.size_index
+            if depth * width == num_devices and legal:
+                load = reduce_problem(problem, size, num_parts=depth, num_replicas=width)
+                small, groups = shrink_maxload(load, max_ops=MAX_OPS)
+                yield _Shape(width, size, small, groups)
+
+
+def _offer_quickly(chooser: Chooser, shape: _Shape) -> float:
+    chain = None if chooser.is_late() else find_incumbent(shape.load)
+    return math.inf if chain is None else chooser.offer(shape.make_parts(chain.parts))
+
+
+def _offer_optimum(chooser: Chooser, shape: _Shape, time_limit_s: float) -> bool:
+    """Whether the bottleneck was proven optimal."""
+    try:
+        answer = solve_maxload(shape.load, time_limit_s=time_limit_s, seed=chooser.request.seed)
+    except (NoFeasiblePlan, SearchLimit):
+        return False
+    chooser.offer(shape.make_parts(answer.parts))
+    return answer.proven
+
+
+def solve_maxload(
+    problem: MaxLoad,
+    *,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    backend: Backend = "cp-sat",
+) -> PartsAnswer:
+    """The optimum, or the best cut and bound within the time limit."""
+    small, groups = contract_maxload(problem)
+    answer = solve_contracted(small, time_limit_s=time_limit_s, seed=seed, backend=backend)
+    return restore_answer(problem, groups, answer)
+
+
+def solve_contracted(
+    problem: MaxLoad,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    backend: Backend = "cp-sat",
+    hint: Parts | None = None,
+) -> PartsAnswer:
+    """The same without looking for ops that can be contracted; `hint` is a cut to start from."""
+    start = time.perf_counter()
+    bound_s = bound_load(problem)
+    if problem.num_parts == 1:
+        return _answer_whole(problem)
+    if hint is None:
+        chain = find_incumbent(problem, seed=seed)
+        hint = chain.parts if chain is not None else None
+    program = write_program(problem, unit_s=choose_unit(bound_s))
+    left_s = max(0.1, time_limit_s - (time.perf_counter() - start))
+    if backend == "cbc":
+        return _solve_cbc(problem, program, bound_s, left_s, hint)
+    return _solve_cpsat(problem, program, bound_s, left_s, hint, seed)
+
+
+def _answer_whole(problem: MaxLoad) -> PartsAnswer:
+    limit = problem.memory_bytes
+    if limit is not None and sum(op.bytes for op in problem.ops) > limit:
+        raise explain_parts(problem)
+    everything = [tuple(range(problem.num_ops))]
+    return make_parts_answer(problem, everything, solver="ilp", bound_s=0.0, proven=True)
+
+
+def _solve_cpsat(
+    problem: MaxLoad,
+    program: LoadProgram,
+    bound_s: float,
+    time_limit_s: float,
+    hint: Parts | None,
+    seed: int,
+) -> PartsAnswer:
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    variables = [model.new_bool_var("") for _ in range(program.num_variables)]
+    highest = round(2 * sum(op.seconds for op in problem.ops) / program.unit_s)
+    highest += 2 * round(sum(t.seconds for t in problem.tensors) / program.unit_s)
+    lowest = max(0, int(bound_s / program.unit_s) - program.rounding)
+    load = model.new_int_var(lowest, highest, "load")
+    for row in program.rows:
+        total = cp_model.LinearExpr.weighted_sum(
+            [variables[v] for v in row.terms], list(row.terms.values())
+        )
+        model.add(total <= row.limit + load if row.is_load else total <= row.limit)
+    model.minimize(load)
+    if hint is not None:
+        for variable, value in zip(variables, write_ladder(problem, hint), strict=False):
+            model.add_hint(variable, value)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.random_seed = seed
+    # One worker is deterministic, and on these programs no slower than several.
+    solver.parameters.num_workers = 1
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        raise explain_parts(problem)
+    found = None
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        ladder = [bool(solver.value(v)) for v in variables[: program.num_ladder]]
+        found = read_parts(problem, ladder)
+    proven_s = (solver.best_objective_bound - program.rounding) * program.unit_s
+    return _conclude(
+        problem,
+        [found, hint],
+        bound_s=max(bound_s, proven_s),
+        proven=status == cp_model.OPTIMAL,
+        time_limit_s=time_limit_s,
+    )
+
+
+def _solve_cbc(
+    problem: MaxLoad,
+    program: LoadProgram,
+    bound_s: float,
+    time_limit_s: float,
+    hint: Parts | None,
+) -> PartsAnswer:
+    import pulp
+
+    model = pulp.LpProblem("maxload", pulp.LpMinimize)
+    variables = [
+        pulp.LpVariable(f"v{v}", 0, 1, "Integer" if v < program.num_ladder else "Continuous")
+        for v in range(program.num_variables)
+    ]
+    # In units of the bound, so that all coefficients lie near 1.
+    scale = max(bound_s / program.unit_s, 1.0)
+    load = pulp.LpVariable("load", lowBound=bound_s / program.unit_s / scale)
+    model += load
+    for row in program.rows:
+        divisor = scale if row.is_load else max(1, *map(abs, row.terms.values()))
+        total = pulp.lpSum(c / divisor * variables[v] for v, c in row.terms.items())
+        model += total <= row.limit / divisor + (load if row.is_load else 0)
+    status = model.solve(
+        pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=1e-9)
+    )
+    if status == pulp.LpStatusInfeasible:
+        raise explain_parts(problem)
+    optimal = model.sol_status == pulp.LpSolutionOptimal
+    found = None
+    if model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        # A variable that is in no row has no value.
+        values = [variable.value() or 0.0 for variable in variables[: program.num_ladder]]
+        ladder = [value > 0.5 for value in values]
+        found = read_parts(problem, ladder)
+    return _conclude(
+        problem, [found, hint], bound_s=bound_s, proven=optimal, time_limit_s=time_limit_s
+    )
+
+
+def _conclude(
+    problem: MaxLoad,
+    candidates: Sequence[Parts | None],
+    *,
+    bound_s: float,
+    proven: bool,
+    time_limit_s: float,
+) -> PartsAnswer:
+    """The best of what was found; the program's own value is rounded, so it is measured again."""
+    known = [[part for part in parts if part] for parts in candidates if parts is not None]
+    if not known:
+        raise SearchLimit(
+            f"No cut of {problem.name!r} was found in {time_limit_s:.1f} s.",
+            remedy="Give it more time, or use the down-set search.",
+        )
+    best = min(known, key=lambda parts: max(measure_load(problem, part) for part in parts))
+    return make_parts_answer(problem, best, solver="ilp", bound_s=bound_s, proven=proven)

@@ -1,0 +1,179 @@
+"""Remedies: why nothing fits, and what would make it fit, found by trying.
+
+Every attempt packs the nodes, in their order, into a pipeline from its end: the last stage takes as
+much as fits with one micro-batch in flight, the one before it as much as fits with two, and so on,
+one device each. What is advised was packed this way, so that it works.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from graphplan.cost.model import CostModel
+from graphplan.errors import NoFeasiblePlan
+from graphplan.nouns.problem import Problem
+from graphplan.partition.intervals import Intervals
+from graphplan.partition.linear import make_blocks, weigh_flows
+
+MAX_BLOCKS = 256
+MOST_TIMES_DEVICES = 64
+"""Clusters up to so many times larger are tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attempt:
+    """Conditions under which packing is tried."""
+
+    samples: int
+    recompute: bool
+    num_devices: int
+    memory_bytes: int
+
+
+def explain_infeasible(problem: Problem) -> NoFeasiblePlan:
+    """The error for a problem of which no plan was found that fits."""
+    packer = _Packer(problem)
+    given = packer.list_given()
+    working = next((attempt for attempt in given if packer.fits(attempt)), None)
+    if working is not None:
+        return NoFeasiblePlan(
+            f"This planner found nothing that fits into {_gib(working.memory_bytes)} a device.",
+            remedy=f"A pipeline with micro-batches of {working.samples}"
+            f"{' and recomputation' if working.recompute else ''} fits: use --planner graph.",
+        )
+    best = min(given, key=packer.least_memory)
+    return NoFeasiblePlan(_describe(packer, best), remedy=_advise(packer, best))
+
+
+def _describe(packer: _Packer, attempt: _Attempt) -> str:
+    """The fullest stage of the most even packing."""
+    least = packer.least_memory(attempt)
+    first, last, in_flight = packer.fullest_stage(attempt, least)
+    problem = packer.problem
+    nodes = packer.intervals.nodes_of(first, last)
+    memory = CostModel(problem).stage_memory(nodes, attempt.samples, recompute=attempt.recompute)
+    names = f"{problem.nodes[nodes[0]].name!r}"
+    if len(nodes) > 1:
+        names += f" to {problem.nodes[nodes[-1]].name!r}"
+    flight = f"{in_flight} micro-batch{'es' if in_flight > 1 else ''} of {attempt.samples}"
+    return (
+        f"Nothing fits into {attempt.num_devices} devices of {_gib(attempt.memory_bytes)}: cut as"
+        f" evenly as possible, the stage {names} needs {_gib(memory.total(in_flight))}"
+        f" ({_gib(memory.weights)} weights, {_gib(memory.gradients)} gradients,"
+        f" {_gib(memory.optimizer)} optimizer, {_gib(memory.buffers + memory.workspace)} buffers"
+        f" and workspace, {_gib(in_flight * memory.saved)} for {flight}"
+        f"{', recomputed' if attempt.recompute else ''})."
+    )
+
+
+def _advise(packer: _Packer, attempt: _Attempt) -> str:
+    """Every single change that makes it fit, else what all of them together still need."""
+    advice = []
+    if not attempt.recompute and packer.fits(dataclasses.replace(attempt, recompute=True)):
+        advice.append("allow recomputation")
+    for samples in sorted(packer.problem.sample_sizes, reverse=True):
+        smaller = dataclasses.replace(attempt, samples=samples)
+        if samples < attempt.samples and packer.fits(smaller):
+            advice.append(f"use --micro-batch {samples}")
+            break
+    for recompute in sorted({attempt.recompute, True}):
+        again = dataclasses.replace(attempt, recompute=recompute)
+        num_devices = packer.least_devices(again)
+        if num_devices is not None and num_devices > attempt.num_devices:
+            also = " and recomputation" if recompute and not attempt.recompute else ""
+            advice.append(f"use --gpus {num_devices}{also}")
+            break
+    advice.append(f"use devices with {_gib(packer.least_memory(attempt))} of usable memory")
+    text = ", or ".join(advice)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+class _Packer:
+    """Packs one order of the nodes under different conditions."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        work = problem.forward_s[0, -1] + 1e-12
+        order, tensors = range(problem.num_nodes), weigh_flows(problem)
+        blocks = make_blocks(order, work, tensors, max_blocks=MAX_BLOCKS)
+        self.intervals = Intervals(problem, blocks)
+        self.devices = problem.cluster.devices
+
+    def list_given(self) -> list[_Attempt]:
+        """The user's own conditions: every micro-batch size, with and without recomputation."""
+        return [
+            _Attempt(
+                samples=samples,
+                recompute=recompute,
+                num_devices=len(self.devices),
+                memory_bytes=max(device.memory_bytes for device in self.devices),
+            )
+            for samples in self.problem.micro_batch_sizes
+            for recompute in sorted({False, self.problem.allow_recompute})
+        ]
+
+    def fits(self, attempt: _Attempt) -> bool:
+        """Whether a pipeline of at most so many stages holds everything."""
+        stages = self.pack(attempt, most=attempt.num_devices)
+        return stages is not None
+
+    def pack(self, attempt: _Attempt, *, most: int) -> list[tuple[int, int]] | None:
+        """Intervals from the first stage to the last, None when more than `most` are needed."""
+        index = self.problem.size_index[attempt.samples]
+        memory = self.intervals.memory(index, recompute=attempt.recompute)
+        count = max(1, self.problem.training.batch_size // attempt.samples)
+        stages: list[tuple[int, int]] = []
+        last = self.intervals.num_blocks
+        while last > 0:
+            in_flight = min(len(stages) + 1, count)
+            needed = memory.fixed[:last, last] + in_flight * memory.saved[:last, last]
+            fitting = (needed <= attempt.memory_bytes).nonzero()[0]
+            if not len(fitting) or len(stages) == most:
+                return None
+            first = int(fitting[0])
+            stages.append((first, last))
+            last = first
+        return stages[::-1]
+
+    def least_devices(self, attempt: _Attempt) -> int | None:
+        """Devices that hold everything, None when more than can sensibly be had."""
+        stages = self.pack(attempt, most=MOST_TIMES_DEVICES * attempt.num_devices)
+        return None if stages is None else len(stages)
+
+    def least_memory(self, attempt: _Attempt) -> int:
+        """Bytes by device with which the devices suffice, to about one percent."""
+        high = attempt.memory_bytes
+        while not self.fits(dataclasses.replace(attempt, memory_bytes=high)):
+            high *= 2
+        low = high // 2 if high > attempt.memory_bytes else 0
+        while high - low > max(1, high // 128):
+            middle = (low + high) // 2
+            if self.fits(dataclasses.replace(attempt, memory_bytes=middle)):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def fullest_stage(self, attempt: _Attempt, memory_bytes: int) -> tuple[int, int, int]:
+        """First and last block and micro-batches in flight of the stage that needs most."""
+        packed = self.pack(
+            dataclasses.replace(attempt, memory_bytes=memory_bytes), most=attempt.num_devices
+        )
+        assert packed is not None, "least_memory packs"
+        count = max(1, self.problem.training.batch_size // attempt.samples)
+        index = self.problem.size_index[attempt.samples]
+        memory = self.intervals.memory(index, recompute=attempt.recompute)
+        loads = []
+        for s, (first, last) in enumerate(packed):
+            in_flight = min(len(packed) - s, count)
+            total = int(memory.fixed[first, last] + in_flight * memory.saved[first, last])
+            loads.append((total, first, last, in_flight))
+        return max(loads)[1:]
+
+
+def _gib(num_bytes: int) -> str:
+    """`1.5 GiB`, or a smaller unit where that reads better."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.4g} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,62 @@
+"""Seeds: answers of other planners as drafts to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from graphplan.cost.model import CostModel
+from graphplan.errors import GraphplanError
+from graphplan.nouns.problem import Problem
+from graphplan.nouns.stages import StageGraph
+from graphplan.partition import solve_problem
+from graphplan.partition.answer import Answer, Request
+from graphplan.partition.assemble import Part
+from graphplan.partition.scene import Draft
+
+PLANNERS = ("data-parallel", "equal", "chain", "graphpipe", "2bw")
+QUICK_LIMIT_S = 8.0
+"""Time limit below which only the first of them is asked."""
+MAX_NODES = 2000
+"""Nodes above which none is asked."""
+MAX_SHARE = 0.3
+"""Share of the time that is left which one planner may take."""
+
+
+def ask_planners(problem: Problem, request: Request) -> Iterator[Answer]:
+    """Answers of planners that were not asked yet, as far as size and time limit allow."""
+    if problem.num_nodes > MAX_NODES:
+        return
+    names = PLANNERS if request.time_limit_s >= QUICK_LIMIT_S else PLANNERS[:1]
+    for name in names:
+        if name not in request.known and request.seconds_left > 0:
+            answer = _ask(problem, name, request)
+            if answer is not None:
+                yield answer
+                if answer.interrupted:
+                    raise KeyboardInterrupt
+
+
+def _ask(problem: Problem, name: str, request: Request) -> Answer | None:
+    """One planner's answer, within its share of the time; what it finds is known from then on."""
+    spent_s = request.time_limit_s - request.seconds_left
+    limited = dataclasses.replace(
+        request, time_limit_s=spent_s + MAX_SHARE * request.seconds_left, progress=None
+    )
+    try:
+        return solve_problem(problem, name, limited)
+    except GraphplanError:
+        return None
+
+
+def make_draft(cost: CostModel, stages: StageGraph) -> Draft:
+    """The draft of a stage graph."""
+    return tuple(
+        Part(
+            nodes=cost.stage_nodes(stage),
+            devices=stage.devices,
+            micro_batch_size=stage.micro_batch_size,
+            recompute=stage.recompute,
+        )
+        for stage in stages.stages
+    )

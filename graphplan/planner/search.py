@@ -1,0 +1,105 @@
+"""The search, on one page.
+
+    OpGraph -> coarsen -> Problem -> solver -> StageGraph -> prices -> Schedule -> Program
+            -> simulate -> referee -> Plan
+
+Solvers see the fast evaluation; the plan and its baselines carry simulated times. All use the same
+cost model. The time limit is shared: most of it for the solver, the rest for the schedule.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from graphplan.cost.model import CostModel
+from graphplan.errors import NoFeasiblePlan, SearchLimit
+from graphplan.nouns.cluster import Cluster
+from graphplan.nouns.opgraph import OpGraph
+from graphplan.nouns.plan import Plan
+from graphplan.partition import solve_problem
+from graphplan.partition.answer import Answer, Progress, Request
+from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
+from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.options import SearchOptions
+from graphplan.planner.pose import Tables, pose_problem
+
+BASELINES: dict[str, tuple[str, ...]] = {
+    "data-parallel": ("data-parallel",),
+    "sequential": ("chain", "equal"),
+}
+"""Names of the baselines and the planners whose best plan each of them is."""
+SOLVER_SHARE, SCHEDULE_SHARE, BASELINE_SHARE = 0.7, 0.2, 0.03
+"""Shares of the time limit: the solver, the plan's schedule, the schedule of each baseline."""
+
+
+def search_plan(
+    graph: OpGraph,
+    cluster: Cluster,
+    options: SearchOptions | None = None,
+    *,
+    tables: Tables | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan that the chosen planner finds; costs are estimated unless tables are given."""
+    options = options or SearchOptions()
+    cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
+    request = make_request(cost, options, progress=progress)
+    baselines = _solve_baselines(cost, options, request) if options.baselines else {}
+    answer = solve_problem(cost.problem, options.planner, request)
+    answer, ready = _schedule_best(cost, answer, options)
+    if options.planner == "auto" and options.objective == "throughput":
+        answer, ready = min(
+            [(answer, ready), *baselines.values()], key=lambda each: each[1].prediction.step_s
+        )
+    return collect_plan(
+        graph,
+        cost,
+        answer,
+        ready,
+        options,
+        baselines={name: found.prediction.step_s for name, (_, found) in baselines.items()},
+        costs=next(iter(tables.values())).source if tables else "estimated",
+    )
+
+
+def _schedule_best(
+    cost: CostModel, answer: Answer, options: SearchOptions
+) -> tuple[Answer, Scheduled]:
+    """The answer or an alternative of it, whichever simulates best under its own best schedule."""
+    graphs = [answer.stages]
+    if options.objective == "throughput":
+        graphs += answer.alternatives
+    limit_s = SCHEDULE_SHARE * options.time_limit_s / len(graphs)
+    ready = [schedule_stages(cost, stages, options, time_limit_s=limit_s) for stages in graphs]
+    best = min(range(len(graphs)), key=lambda i: ready[i].prediction.step_s)
+    return msgspec.structs.replace(answer, stages=graphs[best], alternatives=()), ready[best]
+
+
+def make_request(
+    cost: CostModel, options: SearchOptions, *, progress: Progress | None = None
+) -> Request:
+    """What solvers are asked; one request remembers the answers of all of them."""
+    return Request(
+        evaluate=make_evaluator(cost, objective=options.objective),
+        time_limit_s=SOLVER_SHARE * options.time_limit_s,
+        seed=options.seed,
+        progress=progress,
+    )
+
+
+def _solve_baselines(
+    cost: CostModel, options: SearchOptions, request: Request
+) -> dict[str, tuple[Answer, Scheduled]]:
+    """The plans that ours is compared with, scheduled and simulated; those that fit."""
+    limit_s = BASELINE_SHARE * options.time_limit_s
+    found: dict[str, tuple[Answer, Scheduled]] = {}
+    for name, planners in BASELINES.items():
+        for planner in planners:
+            try:
+                answer = solve_problem(cost.problem, planner, request)
+                ready = schedule_stages(cost, answer.stages, options, time_limit_s=limit_s)
+            except (NoFeasiblePlan, SearchLimit):
+                continue
+            if name not in found or ready.prediction.step_s < found[name][1].prediction.step_s:
+                found[name] = (answer, ready)
+    return found

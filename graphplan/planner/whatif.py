@@ -1,0 +1,135 @@
+"""What-if questions: a plan under other conditions, and all planners and schedules side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from graphplan.cost.model import CostModel
+from graphplan.cost.problem import make_problem
+from graphplan.errors import GraphplanError, InvalidOption
+from graphplan.nouns.cluster import Cluster
+from graphplan.nouns.opgraph import OpGraph
+from graphplan.nouns.plan import Plan
+from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.stages import StageGraph
+from graphplan.nouns.timeline import Timeline
+from graphplan.partition import SOLVERS, solve_problem
+from graphplan.planner.collect import FLUSH, schedule_stages
+from graphplan.planner.options import SearchOptions
+from graphplan.planner.pose import Tables, estimate_tables, pose_problem
+from graphplan.planner.search import SCHEDULE_SHARE, make_request
+from graphplan.schedule.auto import SCHEDULES, build_schedule
+from graphplan.schedule.lower import lower_schedule
+from graphplan.simulate import simulate_program
+
+
+def simulate_plan(
+    plan: Plan,
+    *,
+    graph: OpGraph | None = None,
+    cluster: Cluster | None = None,
+    batch_size: int | None = None,
+    schedule: str | None = None,
+) -> Timeline:
+    """The timeline of a plan's stages, optionally elsewhere, with another batch or schedule."""
+    priced = plan.prices if cluster is None else _price_elsewhere(plan, graph, cluster)
+    if batch_size is None and schedule is None and cluster is None:
+        return simulate_program(priced, plan.parse_program())
+    if batch_size is not None:
+        priced = _change_batch(priced, batch_size)
+    found = build_schedule(priced, name=schedule or plan.provenance.schedule)
+    return simulate_program(priced, lower_schedule(priced, found.schedule, FLUSH))
+
+
+def _price_elsewhere(plan: Plan, graph: OpGraph | None, cluster: Cluster) -> PricedStages:
+    """The plan's stages priced on another cluster, by estimate."""
+    if graph is None or graph.fingerprint != plan.model.fingerprint:
+        raise InvalidOption(
+            f"The plan is for the graph {plan.model.fingerprint}, given is"
+            f" {graph.fingerprint if graph else 'none'}.",
+            remedy="Give the model file (and its settings) from which the plan was made.",
+        )
+    needed = 1 + max(device for stage in plan.stages.stages for device in stage.devices)
+    if needed > len(cluster.devices):
+        raise InvalidOption(
+            f"The plan uses {needed} devices; the cluster has {len(cluster.devices)}.",
+            remedy=f"Add --gpus {needed}.",
+        )
+    problem = make_problem(
+        graph,
+        estimate_tables(graph, cluster, plan.training),
+        cluster,
+        plan.training,
+        [stage.ops for stage in plan.stages.stages],
+        micro_batch_sizes=sorted({s.micro_batch_size for s in plan.stages.stages}),
+    )
+    return CostModel(problem).price_stages(plan.stages, plan.policy)
+
+
+def _change_batch(priced: PricedStages, batch_size: int) -> PricedStages:
+    try:
+        return msgspec.structs.replace(priced, batch_size=batch_size)
+    except ValueError as error:
+        raise InvalidOption(
+            f"{error}.", remedy="Use a batch that is a multiple of every micro-batch size."
+        ) from error
+
+
+def compare_planners(
+    graph: OpGraph,
+    cluster: Cluster,
+    options: SearchOptions,
+    *,
+    planners: Sequence[str] | None = None,
+    schedules: Sequence[str] | None = None,
+    tables: Tables | None = None,
+) -> list[dict[str, Any]]:
+    """A row for every planner, then the best planner's stages under every schedule."""
+    cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
+    rows: list[dict[str, Any]] = []
+    best: tuple[float, str, StageGraph] | None = None
+    for planner in planners or SOLVERS:
+        asked = dataclasses.replace(options, planner=planner)
+        start = time.perf_counter()
+        try:
+            answer = solve_problem(cost.problem, planner, make_request(cost, asked))
+        except GraphplanError as error:
+            rows.append(_empty_row(planner, options.schedule, error))
+            continue
+        rows.append(_make_row(cost, answer.stages, asked, start=start))
+        if best is None or rows[-1]["step_s"] < best[0]:
+            best = (rows[-1]["step_s"], planner, answer.stages)
+    for schedule in schedules or (name for name in SCHEDULES if name != options.schedule):
+        if best is not None:
+            asked = dataclasses.replace(options, planner=best[1], schedule=schedule)
+            try:
+                rows.append(_make_row(cost, best[2], asked, start=time.perf_counter()))
+            except GraphplanError as error:
+                rows.append(_empty_row(best[1], schedule, error))
+    return rows
+
+
+def _make_row(
+    cost: CostModel, stages: StageGraph, options: SearchOptions, *, start: float
+) -> dict[str, Any]:
+    limit_s = SCHEDULE_SHARE * options.time_limit_s
+    prediction = schedule_stages(cost, stages, options, time_limit_s=limit_s).prediction
+    return {
+        "planner": options.planner,
+        "schedule": options.schedule,
+        "stages": len(stages.stages),
+        "step_s": prediction.step_s,
+        "samples_per_s": prediction.samples_per_s,
+        "bubble": prediction.bubble,
+        "peak_bytes": max(prediction.peak_bytes_by_device),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _empty_row(planner: str, schedule: str, error: GraphplanError) -> dict[str, Any]:
+    return {"planner": planner, "schedule": schedule, "step_s": None, "note": error.message}

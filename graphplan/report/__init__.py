@@ -1,0 +1,1 @@
+"""Reports: everything that shows a plan to people; nothing here decides anything."""

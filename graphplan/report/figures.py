@@ -1,0 +1,54 @@
+"""collect_figures: the figures of a plan as one flat record, which `--json` prints."""
+
+from __future__ import annotations
+
+from graphplan.nouns.base import Noun
+from graphplan.nouns.plan import Plan
+
+BASELINE_NAMES = {
+    "data-parallel": "data parallel",
+    "sequential": "the best sequential pipeline",
+}
+"""Baselines that every search computes, as a reader calls them."""
+
+COST_SOURCES = {
+    "estimated": "estimated from the hardware profile (roofline), not measured",
+    "measured": "measured op by op on the device",
+    "learned": "predicted by the learned cost model",
+}
+"""What `provenance.costs` means."""
+
+
+class Figures(Noun, frozen=True, kw_only=True, omit_defaults=True):
+    """What `search --json` and `show --json` print."""
+
+    plan: str
+    """Path of the plan file."""
+    step_s: float
+    samples_per_s: float
+    bubble: float
+    bound_s: float
+    gap: float
+    peak_bytes_by_device: tuple[int, ...]
+    baselines: dict[str, float]
+    search_s: float | None = None
+    """Of the search alone; left out when the plan was read from a file."""
+    total_s: float | None = None
+
+
+def collect_figures(
+    plan: Plan, path: str, *, search_s: float | None = None, total_s: float | None = None
+) -> Figures:
+    """The figures of a plan that lies at `path`."""
+    return Figures(
+        plan=path,
+        step_s=plan.prediction.step_s,
+        samples_per_s=plan.prediction.samples_per_s,
+        bubble=plan.prediction.bubble,
+        bound_s=plan.bound.step_s,
+        gap=plan.gap,
+        peak_bytes_by_device=plan.prediction.peak_bytes_by_device,
+        baselines=plan.baselines,
+        search_s=search_s,
+        total_s=total_s,
+    )

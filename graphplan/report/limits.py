@@ -1,0 +1,163 @@
+"""find_limits: sentences that say what keeps a plan from being faster, most telling first."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from graphplan.nouns.base import Noun
+from graphplan.nouns.plan import Plan
+from graphplan.report.stagerows import StageRow
+from graphplan.report.units import (
+    clean_name,
+    format_bytes,
+    format_channel,
+    format_devices,
+    format_seconds,
+    format_share,
+)
+from graphplan.report.usage import Usage
+
+TIGHT_SHARE = 0.9
+"""From this share of a limit on, a device or channel is worth a warning."""
+
+BALANCED = 0.02
+"""Devices whose work differs by less count as balanced."""
+DOMINANT = 0.25
+"""Share of the critical path from which on a single stage is to blame."""
+PROVEN = 0.0005
+"""A smaller gap is rounding."""
+
+Topic = Literal["compute", "idle", "transfer", "memory", "bound"]
+
+
+class Finding(Noun, frozen=True, kw_only=True):
+    """One thing that limits the plan; `share` is drawn as a bar."""
+
+    topic: Topic
+    title: str
+    text: str
+    share: float | None = None
+    stage: int | None = None
+    device: int | None = None
+
+
+def find_limits(plan: Plan, usage: Usage, rows: tuple[StageRow, ...]) -> tuple[Finding, ...]:
+    """What a reader should look at: critical path, balance, idling, links, memory, bound."""
+    if not usage.makespan_s or not usage.devices or not rows:
+        return ()
+    found = [
+        _judge_path(usage, rows),
+        _judge_busiest(usage, plan),
+        _judge_idle(usage),
+        _judge_channels(usage),
+        _judge_memory(rows),
+        _judge_bound(plan),
+    ]
+    return tuple(each for each in found if each is not None)
+
+
+def _judge_path(usage: Usage, rows: tuple[StageRow, ...]) -> Finding | None:
+    """What the critical path consists of: one stage, many, or the way between them."""
+    if not usage.path:
+        return None
+    stages = [each for each in usage.path if each.stage is not None]
+    moving_s = sum(each.seconds for each in usage.path if each.stage is None)
+    told = ", ".join(
+        f"{each.what} {format_share(each.seconds / usage.makespan_s)}" for each in usage.path[:4]
+    )
+    more = f", {len(usage.path) - 4} more" if len(usage.path) > 4 else ""
+    text = f"It consists of {told}{more}."
+    if moving_s >= usage.makespan_s / 2 or not stages:
+        share = moving_s / usage.makespan_s
+        title = f"Transfers and latency are {format_share(share)} of the critical path"
+        return Finding(topic="transfer", title=title, text=text, share=share)
+    top, share = stages[0].stage, stages[0].seconds / usage.makespan_s
+    title = f"Stage {top} is {format_share(share)} of the critical path"
+    if share < DOMINANT and len(stages) > 1:
+        title = (
+            f"The critical path runs through {len(stages)} stages, none above {format_share(share)}"
+        )
+    elif top is not None and top < len(rows):
+        text = f"{rows[top].title} on {format_devices(rows[top].devices)}. {text}"
+    return Finding(topic="compute", title=title, text=text, share=share, stage=top)
+
+
+def _judge_busiest(usage: Usage, plan: Plan) -> Finding:
+    """The device with the most work against the mean: what better balance could give."""
+    busiest = max(usage.devices, key=lambda use: use.busy_s)
+    mean_s = sum(use.busy_s for use in usage.devices) / len(usage.devices)
+    over = busiest.busy_s / mean_s - 1 if mean_s else 0.0
+    stages = plan.prices.stages_by_device[busiest.device]
+    title = f"GPU {busiest.device} works {format_share(over)} more than the mean device"
+    return Finding(
+        topic="compute",
+        title="Work is spread evenly over the devices" if over < BALANCED else title,
+        text=f"GPU {busiest.device} computes for {format_seconds(busiest.busy_s)} of"
+        f" {format_seconds(usage.makespan_s)} (stage {', '.join(map(str, stages))}); the mean"
+        f" device for {format_seconds(mean_s)}.",
+        share=busiest.busy_s / usage.makespan_s,
+        device=busiest.device,
+    )
+
+
+def _judge_idle(usage: Usage) -> Finding:
+    """How the idle time splits into warm-up, waiting and drain."""
+    total_s = usage.makespan_s * len(usage.devices)
+    idle_s = total_s - sum(use.busy_s for use in usage.devices)
+    parts = {
+        "warm-up": sum(use.warmup_s for use in usage.devices),
+        "waiting between tasks": sum(use.waiting_s for use in usage.devices),
+        "drain": sum(use.drain_s for use in usage.devices),
+    }
+    text = ", ".join(f"{what} {format_share(s / total_s)}" for what, s in parts.items())
+    ends_s = parts["warm-up"] + parts["drain"]
+    hint = " A larger batch makes warm-up and drain weigh less." if ends_s > total_s / 20 else ""
+    return Finding(
+        topic="idle",
+        title=f"Devices are idle {format_share(max(0.0, idle_s / total_s))} of the step",
+        text=f"{text[0].upper()}{text[1:]}.{hint}",
+        share=max(0.0, idle_s / total_s),
+    )
+
+
+def _judge_channels(usage: Usage) -> Finding | None:
+    if not usage.occupied_s_by_channel:
+        return None
+    name, occupied_s = max(usage.occupied_s_by_channel.items(), key=lambda item: item[1])
+    share = occupied_s / usage.makespan_s
+    verdict = "it is a bottleneck" if share >= TIGHT_SHARE else "it is not a bottleneck by itself"
+    return Finding(
+        topic="transfer",
+        title=f"The busiest channel is occupied {format_share(share)} of the step",
+        text=f"{format_channel(name)} carries transfers for {format_seconds(occupied_s)};"
+        f" {verdict}.",
+        share=share,
+    )
+
+
+def _judge_memory(rows: tuple[StageRow, ...]) -> Finding:
+    fullest = max(rows, key=lambda row: row.peak_bytes / max(1, row.limit_bytes))
+    share = fullest.peak_bytes / max(1, fullest.limit_bytes)
+    spare = fullest.limit_bytes - fullest.peak_bytes
+    verdict = "to spare" if spare >= 0 else "too much"
+    recomputed = sum(row.recompute for row in rows)
+    note = f" {recomputed} of {len(rows)} stages recompute activations." if recomputed else ""
+    return Finding(
+        topic="memory",
+        title=f"The fullest device uses {format_share(share)} of its memory",
+        text=f"Stage {fullest.stage} on {format_devices(fullest.devices)}:"
+        f" {format_bytes(fullest.peak_bytes)} of {format_bytes(fullest.limit_bytes)},"
+        f" {format_bytes(abs(spare))} {verdict}.{note}",
+        share=share,
+        stage=fullest.stage,
+    )
+
+
+def _judge_bound(plan: Plan) -> Finding:
+    title = f"No plan can be more than {format_share(plan.gap)} faster"
+    return Finding(
+        topic="bound",
+        title="No plan can be faster" if plan.gap < PROVEN else title,
+        text=f"Lower bound {format_seconds(plan.bound.step_s)}: {clean_name(plan.bound.proof)}.",
+        share=plan.bound.step_s / plan.prediction.step_s if plan.prediction.step_s else None,
+    )

@@ -1,0 +1,102 @@
+"""measure_usage: where the time of every device and channel goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphplan.nouns.base import Noun
+from graphplan.nouns.timeline import Timeline
+from graphplan.report.spans import KIND_NAMES, Bar, Rows
+
+
+class DeviceUse(Noun, frozen=True, kw_only=True):
+    """Seconds of one device; busy, warm-up, waiting and drain add up to the makespan."""
+
+    device: int
+    busy_s_by_kind: dict[str, float]
+    warmup_s: float
+    """Before its first task."""
+    waiting_s: float
+    """Between two tasks."""
+    drain_s: float
+    """After its last task."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds with a task."""
+        return sum(self.busy_s_by_kind.values())
+
+
+class PathShare(Noun, frozen=True, kw_only=True):
+    """Part of the critical path: a stage computing, transfers, or latency and waiting."""
+
+    what: str
+    stage: int | None
+    seconds: float
+
+
+class Usage(Noun, frozen=True, kw_only=True):
+    """All devices, the seconds that each channel is occupied, and the critical path."""
+
+    makespan_s: float
+    devices: tuple[DeviceUse, ...]
+    occupied_s_by_channel: dict[str, float]
+    path: tuple[PathShare, ...]
+    """Largest first; adds up to the makespan; () when the timeline has no critical path."""
+
+
+def measure_usage(timeline: Timeline, rows: Rows) -> Usage:
+    """Add up the spans of a timeline."""
+    total_s = timeline.makespan_s
+    return Usage(
+        makespan_s=total_s,
+        devices=tuple(_use_device(d, bars, total_s) for d, bars in enumerate(rows.devices)),
+        occupied_s_by_channel={
+            name: sum(bar.end_s - bar.start_s for bar in bars)
+            for name, bars in rows.channels.items()
+        },
+        path=_share_path(timeline, rows),
+    )
+
+
+def _use_device(device: int, bars: Sequence[Bar], makespan_s: float) -> DeviceUse:
+    busy_s = dict.fromkeys(KIND_NAMES, 0.0)
+    for bar in bars:
+        busy_s[bar.kind] += bar.end_s - bar.start_s
+    first_s = bars[0].start_s if bars else makespan_s
+    last_s = max((bar.end_s for bar in bars), default=makespan_s)
+    return DeviceUse(
+        device=device,
+        busy_s_by_kind={kind: seconds for kind, seconds in busy_s.items() if seconds},
+        warmup_s=first_s,
+        waiting_s=max(0.0, last_s - first_s - sum(busy_s.values())),
+        drain_s=max(0.0, makespan_s - last_s),
+    )
+
+
+def _share_path(timeline: Timeline, rows: Rows) -> tuple[PathShare, ...]:
+    """Seconds of the critical path by stage; what no span covers is latency and waiting."""
+    if not timeline.critical_path:
+        return ()
+    wanted = set(timeline.critical_path)
+    bars: dict[str, Bar] = {}
+    for row in (*rows.devices, *rows.channels.values()):
+        for bar in row:
+            if (name := bar.name) in wanted:
+                known = bars.get(name)
+                if known is None or bar.end_s - bar.start_s > known.end_s - known.start_s:
+                    bars[name] = bar
+    seconds_by_stage: dict[int | None, float] = {}
+    for bar in bars.values():
+        key = bar.stage if bar.source is None else None
+        seconds_by_stage[key] = seconds_by_stage.get(key, 0.0) + bar.end_s - bar.start_s
+    shares = [
+        PathShare(
+            what="transfers" if stage is None else f"stage {stage}", stage=stage, seconds=seconds
+        )
+        for stage, seconds in seconds_by_stage.items()
+    ]
+    rest_s = timeline.makespan_s - sum(seconds_by_stage.values())
+    if rest_s > 1e-9 * timeline.makespan_s:
+        shares.append(PathShare(what="latency", stage=None, seconds=rest_s))
+    return tuple(sorted(shares, key=lambda share: -share.seconds))

@@ -1,0 +1,1 @@
+"""Schedules: the order of every micro-batch on every device, as values."""

@@ -1,0 +1,162 @@
+"""explain_timeline: what holds a run back, and what to fix first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Literal
+
+from graphplan.nouns.base import Noun
+from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.task import Task, parse_instruction
+from graphplan.nouns.timeline import Span, Timeline
+
+CROWDED = 0.9
+"""Share of a device's memory, or of a channel's time, from which on it is worth a word."""
+
+
+class Finding(Noun, frozen=True, kw_only=True):
+    """One thing that costs time or memory, with the share that it costs."""
+
+    kind: Literal["compute", "transfer", "update", "bubble", "channel", "memory"]
+    place: str
+    share: float
+    """Of the makespan, or of the device's memory."""
+    message: str
+    remedy: str
+
+
+def explain_timeline(timeline: Timeline, priced: PricedStages) -> tuple[Finding, ...]:
+    """What to fix first: memory that does not fit, then what costs most of the makespan."""
+    total = timeline.makespan_s
+    found = _judge_memory(timeline, priced)
+    if total:
+        found += [*_judge_path(timeline), *_judge_bubble(timeline), *_judge_channels(timeline)]
+    return tuple(sorted(found, key=lambda each: (not _is_overfull(each), -each.share, each.place)))
+
+
+def _is_overfull(finding: Finding) -> bool:
+    return finding.kind == "memory" and finding.share > 1
+
+
+def _judge_path(timeline: Timeline) -> list[Finding]:
+    """The stage, the transfers and the updates that fill the critical path."""
+    seconds = _measure_names(timeline.spans, set(timeline.critical_path))
+    compute: dict[int, float] = defaultdict(float)
+    update: dict[int, float] = defaultdict(float)
+    transfer: dict[str, float] = defaultdict(float)
+    for name in timeline.critical_path:
+        each = parse_instruction(name)
+        if not isinstance(each, Task):
+            transfer[f"{each.src}>{each.dst}"] += seconds[name]
+        elif each.kind in ("R", "U"):
+            update[each.stage] += seconds[name]
+        else:
+            compute[each.stage] += seconds[name]
+    total = timeline.makespan_s
+    found = []
+    if compute:
+        stage = max(compute, key=compute.__getitem__)
+        found.append(
+            Finding(
+                kind="compute",
+                place=f"stage {stage}",
+                share=compute[stage] / total,
+                message=f"Stage {stage} computes for {compute[stage]:.4g} s of the critical path of"
+                f" {total:.4g} s.",
+                remedy="Give it fewer ops or more devices.",
+            )
+        )
+    if sum(transfer.values()) > 0:
+        worst = max(transfer, key=transfer.__getitem__)
+        found.append(
+            Finding(
+                kind="transfer",
+                place=worst,
+                share=sum(transfer.values()) / total,
+                message=f"Transfers take {sum(transfer.values()):.4g} s of the critical path of"
+                f" {total:.4g} s, most of it {worst} ({transfer[worst]:.4g} s).",
+                remedy="Cut where less flows, put the two stages on one node, or keep more"
+                " micro-batches in flight.",
+            )
+        )
+    if sum(update.values()) > 0:
+        stage = max(update, key=update.__getitem__)
+        found.append(
+            Finding(
+                kind="update",
+                place=f"stage {stage}",
+                share=sum(update.values()) / total,
+                message=f"Reductions and updates take {sum(update.values()):.4g} s of the critical"
+                f" path of {total:.4g} s, most of it in stage {stage}.",
+                remedy="Use fewer replicas of a stage with many parameters, or larger batches.",
+            )
+        )
+    return found
+
+
+def _measure_names(spans: tuple[Span, ...], names: set[str]) -> dict[str, float]:
+    """Seconds of the longest span of each name."""
+    seconds = dict.fromkeys(names, 0.0)
+    for span in spans:
+        if span.name in seconds:
+            seconds[span.name] = max(seconds[span.name], span.end_s - span.start_s)
+    return seconds
+
+
+def _judge_bubble(timeline: Timeline) -> list[Finding]:
+    shares = timeline.bubble_by_device
+    idle = max(range(len(shares)), key=shares.__getitem__)
+    return [
+        Finding(
+            kind="bubble",
+            place=f"device {idle}",
+            share=timeline.bubble,
+            message=f"Devices idle for {timeline.bubble:.1%} of the time, device {idle} for"
+            f" {shares[idle]:.1%}.",
+            remedy="Use more micro-batches, a split backward, or balance the stages.",
+        )
+    ]
+
+
+def _judge_channels(timeline: Timeline) -> list[Finding]:
+    busy: dict[str, float] = defaultdict(float)
+    for span in timeline.spans:
+        if isinstance(span.place, str):
+            busy[span.place] += span.end_s - span.start_s
+    total = timeline.makespan_s
+    return [
+        Finding(
+            kind="channel",
+            place=channel,
+            share=seconds / total,
+            message=f"Channel {channel} is busy for {seconds:.4g} of {total:.4g} s.",
+            remedy="Send less through it: move a cut, or place neighbouring stages together.",
+        )
+        for channel, seconds in sorted(busy.items())
+        if seconds >= CROWDED * total
+    ]
+
+
+def _judge_memory(timeline: Timeline, priced: PricedStages) -> list[Finding]:
+    """The device that is nearest to its limit, and all beyond it."""
+    pairs = zip(timeline.peaks, priced.memory_bytes_by_device, strict=False)
+    shares = [peak.bytes / max(1, limit) for peak, limit in pairs]
+    fullest = max(range(len(shares)), key=shares.__getitem__, default=-1)
+    found = []
+    for device, share in enumerate(shares):
+        if share > 1 or (device == fullest and share >= CROWDED):
+            peak = timeline.peaks[device]
+            parts = sorted(peak.parts.items(), key=lambda part: -part[1])[:3]
+            found.append(
+                Finding(
+                    kind="memory",
+                    place=f"device {device}",
+                    share=share,
+                    message=f"Device {device} holds {peak.bytes:,} of"
+                    f" {priced.memory_bytes_by_device[device]:,} bytes at {peak.at_s:.4g} s;"
+                    f" largest parts: {', '.join(f'{name} {size:,}' for name, size in parts)}.",
+                    remedy="Keep fewer micro-batches in flight, recompute activations, or move ops"
+                    " away.",
+                )
+            )
+    return found

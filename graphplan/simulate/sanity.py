@@ -1,0 +1,64 @@
+"""check_prices: refuse prices whose numbers no run can have, before they become arrays."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from graphplan.errors import InvalidProgram
+from graphplan.nouns.prices import PricedStages, StagePrice, TransferPrice
+
+MAX_SAMPLES = 1 << 40
+MAX_BYTES = 1 << 60
+MAX_SECONDS = 1e15
+
+
+def check_prices(priced: PricedStages) -> None:
+    """Raise InvalidProgram for the first number that is out of range."""
+    for s, stage in enumerate(priced.stages):
+        _check_stage(s, stage)
+    for transfer in priced.transfers:
+        _check_transfer(priced, transfer)
+
+
+def _check_stage(s: int, stage: StagePrice) -> None:
+    seconds = (
+        stage.forward_s,
+        stage.backward_s,
+        stage.input_grad_s,
+        stage.weight_grad_s,
+        stage.reduce_s,
+        stage.update_s,
+    )
+    if not all(0 <= each < MAX_SECONDS for each in seconds):
+        _refuse(f"stage {s} has a time that is negative or absurd")
+    sizes = (
+        stage.fixed_bytes,
+        stage.saved_bytes,
+        stage.saved_for_weights_bytes,
+        stage.workspace_bytes,
+    )
+    if not all(0 <= each < MAX_BYTES for each in sizes):
+        _refuse(f"stage {s} has bytes that are negative or beyond {MAX_BYTES:,}")
+    if stage.micro_batch_size > MAX_SAMPLES:
+        _refuse(f"stage {s} has micro-batches of more than {MAX_SAMPLES:,} samples")
+    if len(set(stage.devices)) != len(stage.devices):
+        _refuse(f"stage {s} names a device twice")
+
+
+def _check_transfer(priced: PricedStages, transfer: TransferPrice) -> None:
+    src, dst, num = transfer.src, transfer.dst, len(priced.stages)
+    if not (0 <= src < num and 0 <= dst < num):
+        _refuse("a transfer has an end that is not a stage")
+    if transfer.backward != (src > dst):
+        _refuse(f"transfer {src}>{dst} runs against its direction")
+    for message in transfer.messages:
+        if message.src not in priced.stages[src].devices:
+            _refuse(f"a message of {src}>{dst} leaves a device that does not host stage {src}")
+        if message.dst not in priced.stages[dst].devices:
+            _refuse(f"a message of {src}>{dst} reaches a device that does not host stage {dst}")
+        if not all(0 <= each < MAX_SECONDS for each in (message.seconds, message.latency_s)):
+            _refuse(f"a message of {src}>{dst} has a time that is negative or absurd")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise InvalidProgram(f"The prices make no sense: {what}.", remedy="Price the stages again.")

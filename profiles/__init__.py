@@ -1,0 +1,1 @@
+"""Data, no code: hardware and cluster descriptions that graphplan reads as package resources."""

@@ -1,0 +1,136 @@
+"""Failure: why a rank ended, told so that the first cause of a failed run can be found."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from graphplan.errors import GraphplanError
+from graphplan.nouns.base import Noun
+
+Kind = Literal["error", "hang", "signal", "consequence"]
+_ORDER: dict[str, int] = {"error": 0, "hang": 0, "signal": 1, "consequence": 2}
+_LOST = ("gloo", "connection", "socket", "broken pipe", "nccl", "store", "recv", "timed out")
+
+
+class LostPeer(GraphplanError):
+    """A message from or to another rank cannot come any more; its cause lies there."""
+
+
+class NotFinite(GraphplanError):
+    """A loss, an activation or a gradient is infinite or not a number."""
+
+
+class Failure(Noun, frozen=True, kw_only=True):
+    """The end of one rank. A consequence is what a rank meets because another one ended."""
+
+    rank: int
+    kind: Kind
+    place: str
+    """Stage, task and step, or the phase of the run."""
+    message: str
+    remedy: str
+    trace: str = ""
+    exit_code: int = 1
+    time_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.place}): {self.message}\n  {self.remedy}"
+
+
+def describe_error(error: BaseException, *, rank: int, place: str) -> Failure:
+    """What an exception means for the run."""
+    kind: Kind = "consequence" if is_consequence(error) else "error"
+    message, remedy = explain_error(error)
+    return Failure(
+        rank=rank,
+        kind=kind,
+        place=place,
+        message=message,
+        remedy=remedy,
+        trace="" if is_expected(error) else format_trace(error),
+        exit_code=error.exit_code if isinstance(error, GraphplanError) else 1,
+        time_s=time.time(),
+    )
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether the message alone tells what happened."""
+    debugging = bool(os.environ.get("GRAPHPLAN_DEBUG"))
+    return isinstance(error, GraphplanError) and not debugging
+
+
+def format_trace(error: BaseException) -> str:
+    """The traceback without the frames of the runtime, which are the same for every task."""
+    told = traceback.TracebackException.from_exception(error)
+    own = str(Path(__file__).parent)
+    frames = [frame for frame in told.stack if not frame.filename.startswith(own)]
+    if frames and not os.environ.get("GRAPHPLAN_DEBUG"):
+        told.stack = traceback.StackSummary.from_list(frames)
+    return "".join(told.format())
+
+
+def explain_error(error: BaseException) -> tuple[str, str]:
+    """What is wrong and what to do, in two sentences."""
+    if isinstance(error, GraphplanError):
+        return error.message, error.remedy
+    text = f"{type(error).__name__}: {error}".split("\nException raised from")[0]
+    if is_out_of_memory(error):
+        return (
+            f"out of memory: {text}",
+            "Search again with a smaller --memory or --micro-batch, or with recomputation.",
+        )
+    return text, "The traceback of this rank follows."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the host or on an accelerator."""
+    import torch
+
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error is what one meets when another rank is gone."""
+    import torch.distributed as dist
+
+    if isinstance(error, (LostPeer, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    if isinstance(error, GraphplanError) or type(error) not in (RuntimeError, dist.DistError):
+        return False
+    return any(word in str(error).lower() for word in _LOST)
+
+
+def first_cause(failures: list[Failure]) -> Failure | None:
+    """The failure that explains the others: real ones first, then the earliest."""
+    ranked = sorted(failures, key=lambda each: (_ORDER[each.kind], each.time_s, each.rank))
+    return ranked[0] if ranked else None
+
+
+def write_failure(failure: Failure, folder: Path | None) -> None:
+    """Leave a failure for the launcher: ours in `folder`, torchrun in its error file."""
+    if folder is not None:
+        (folder / f"failure-{failure.rank}.json").write_bytes(msgspec.json.encode(failure))
+    theirs = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if theirs:
+        told = {"py_callstack": failure.trace, "timestamp": str(int(failure.time_s))}
+        message = {"message": str(failure), "extraInfo": told}
+        Path(theirs).write_bytes(msgspec.json.encode({"message": message}))
+
+
+def read_failures(folder: Path) -> list[Failure]:
+    """What the ranks of this host have left."""
+    found = []
+    for path in sorted(folder.glob("failure-*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
+        except (msgspec.DecodeError, OSError):
+            continue  # A rank was killed while it wrote: others tell.
+    return found

@@ -1,0 +1,68 @@
+"""Letters: the tensors of one mailbox, some of them still on their way."""
+
+from __future__ import annotations
+
+import torch
+
+from graphplan_runtime.deliveries import Delivery
+from graphplan_runtime.failures import LostPeer
+from graphplan_runtime.transport import Transport, Work
+
+
+class Letters:
+    """What has arrived, or been posted, for one task; one place for every slot."""
+
+    __slots__ = ("_copies", "_works", "tensors")
+
+    def __init__(self, num_slots: int) -> None:
+        self.tensors: list[torch.Tensor | None] = [None] * num_slots
+        self._works: list[tuple[Delivery, Work]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def receive(
+        self, slot: int, delivery: Delivery, transport: Transport, dtype: torch.dtype
+    ) -> None:
+        """Post the receive of a delivery, into its place where that is possible."""
+        device = transport.device
+        if delivery.put is None:
+            buffer = torch.empty(delivery.sizes, dtype=dtype, device=device)
+            self.tensors[slot] = buffer
+        else:
+            buffer = self._place(slot, delivery, dtype, device)
+            if not buffer.is_contiguous():
+                target, buffer = buffer, torch.empty(delivery.sizes, dtype=dtype, device=device)
+                self._copies.append((target, buffer))
+        self._works.append((delivery, transport.receive(buffer, delivery.peer, delivery.tag)))
+
+    def put(self, slot: int, delivery: Delivery, tensor: torch.Tensor) -> None:
+        """Take a tensor from another stage of this device."""
+        if delivery.put is None:
+            self.tensors[slot] = tensor
+        else:
+            self._place(slot, delivery, tensor.dtype, tensor.device).copy_(tensor)
+
+    def wait(self) -> list[torch.Tensor | None]:
+        """All tensors, when the last one is there."""
+        for delivery, work in self._works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise LostPeer(
+                    f"{delivery.value!r} does not come from rank {delivery.peer}:"
+                    f" {str(error).splitlines()[0]}",
+                    remedy=f"Look for the cause at rank {delivery.peer}.",
+                ) from error
+        for target, buffer in self._copies:
+            target.copy_(buffer)
+        return self.tensors
+
+    def _place(
+        self, slot: int, delivery: Delivery, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The part of a slot's tensor that a delivery fills."""
+        assert delivery.put is not None
+        whole = self.tensors[slot]
+        if whole is None:
+            whole = torch.empty(delivery.slot_sizes, dtype=dtype, device=device)
+            self.tensors[slot] = whole
+        return whole.narrow(*delivery.put)

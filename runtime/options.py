@@ -1,0 +1,60 @@
+"""RunOptions: what a user may ask of a run; the launcher hands it to every rank as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from graphplan.errors import InvalidOption
+from graphplan.nouns.base import Noun
+
+Init = Literal["exact", "stage"]
+Reference = Literal["batch", "micro-batch"]
+
+
+class RunOptions(Noun, frozen=True, kw_only=True):
+    """The same defaults as the command line."""
+
+    plan: str
+    model: str | None = None
+    """None only when compute is emulated."""
+    settings: dict[str, bool | int | float | str] = {}
+    steps: int = 10
+    batch_size: int | None = None
+    """Samples of a batch; None means as planned."""
+    seed: int = 0
+    device: str | None = None
+    """`cpu`, `cuda`; None takes the accelerator if there is one."""
+    init: Init = "exact"
+    learning_rate: float = 1e-3
+    """Used when the model file has no optimizer()."""
+    clip_norm: float | None = None
+    check_finite: bool = False
+    save: str | None = None
+    save_every: int | None = None
+    resume: str | None = None
+    emulate: bool = False
+    emulate_bytes: int = 1 << 16
+    """Larger messages are cut to this: copying them would take the time of other ranks."""
+    reference: Reference | None = None
+    timeline: str | None = None
+    """Where to write the measured timeline."""
+    hang_timeout_s: float = 10.0
+    as_json: bool = False
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything starts."""
+        if self.model is None and not self.emulate:
+            raise InvalidOption(
+                "A run needs a model file.",
+                remedy="graphplan run plan.json model.py, or --emulate to run without a model.",
+            )
+        if self.emulate and (self.reference or self.save or self.resume):
+            raise InvalidOption(
+                "An emulated run trains nothing.",
+                remedy="Leave out --reference, --save and --resume, or --emulate.",
+            )
+        if self.save_every is not None and self.save is None:
+            raise InvalidOption(
+                "--save-every needs a folder.", remedy="Add --save FOLDER to say where."
+            )

@@ -1,0 +1,304 @@
+"""Pipeline: this rank's part of a plan, as a library for training loops of one's own.
+
+>>> pipeline = Pipeline(plan, model, inputs=inputs, loss=loss, optimizer=torch.optim.AdamW)
+>>> for batch in loader:
+...     loss = pipeline.step(batch)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphplan.capture import Captured, trace_module
+from graphplan.errors import InvalidFile, InvalidOption
+from graphplan.nouns.opgraph import Weight
+from graphplan.nouns.plan import Plan
+from graphplan_runtime.checkpoint import (
+    Manifest,
+    find_checkpoint,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
+from graphplan_runtime.executor import Note, StepState, run_actions
+from graphplan_runtime.holdings import Holdings
+from graphplan_runtime.losses import LossExchange
+from graphplan_runtime.policies import make_versions
+from graphplan_runtime.randomness import kept_generators
+from graphplan_runtime.resolve import Rank
+from graphplan_runtime.scaling import LossScale
+from graphplan_runtime.snapshot import (
+    check_resume,
+    describe_scheduler,
+    list_groups,
+    list_state_names,
+    list_tensors,
+    restore_updater,
+)
+from graphplan_runtime.status import Phase, Status
+from graphplan_runtime.transport import Transport
+from graphplan_runtime.update import Optimizers, Schedulers, Updater
+from graphplan_runtime.variants import Batch, Recapture, Variants
+from graphplan_runtime.wiretypes import cast_dtype
+
+
+class Pipeline:
+    """Trains one model under one plan; every rank makes one and calls `step` with every batch.
+
+    `torch.distributed` must be initialised with one process for each device of the plan.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module | Captured,
+        *,
+        inputs: Callable[[int], Batch] | Batch | None = None,
+        loss: Callable[[Any, Batch], torch.Tensor] | None = None,
+        optimizer: Optimizers | None = None,
+        scheduler: Schedulers | None = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        state: Mapping[str, torch.Tensor] | None = None,
+        recapture: Recapture | None = None,
+        check_finite: bool = False,
+        status: Status | None = None,
+    ) -> None:
+        """`state` gives the weights by name, those of this device's stages at least; without it
+        they are the module's own, which are then trained in place. `recapture` serves batches of
+        other shapes; a module brings its own. Without an optimizer, gradients stay in `weights`.
+        """
+        if isinstance(model, Captured):
+            captured = model
+        else:
+            module, example_loss = model, loss
+            captured = _capture(module, inputs, loss)
+            recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
+        check_model(plan, captured)
+        self.plan = plan
+        self.captured = captured
+        self.seed = seed
+        self.num_steps = 0
+        self.device = torch.device(device)
+        self.status = status or Status()
+        self.notes: list[Note] = []
+        """When the tasks of the last step ran."""
+        self.holdings = Holdings(captured.graph, plan.stages)
+        self.transport = Transport(
+            self.device, pairs=list_pairs(plan), groups=self.holdings.list_groups()
+        )
+        self.rank = self.transport.rank
+        self.weights = self._take_weights(state or {})
+        self.versions = {
+            s: make_versions(plan.policy, s, [self.weights[n] for n in self._list_weights(s)])
+            for s in plan.prices.stages_by_device[self.rank]
+        }
+        self.variants = Variants(
+            plan,
+            plan.parse_program(),
+            captured,
+            rank=self.rank,
+            device=self.device,
+            recapture=recapture,
+        )
+        self.variants.versions = self.versions
+        self.updater = Updater(
+            self.holdings,
+            self.transport,
+            parameters_by_stage=self._list_parameters(),
+            versions_by_stage=self.versions,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            losses=LossExchange(self.transport, self._find_loss_devices()),
+            clip_norm=clip_norm,
+            loss_scale=LossScale.for_float16() if plan.training.precision == "float16" else None,
+        )
+        self._actor = Rank(
+            runners={},
+            transport=self.transport,
+            closing=self.updater,
+            status=self.status,
+            check_finite=check_finite,
+        )
+
+    # -- making ----------------------------------------------------------------------------------
+
+    def _list_weights(self, stage: int) -> list[str]:
+        """Weights of a stage, in the order of the graph, as its module has them."""
+        by_weight = self.holdings.stages_by_weight
+        return [w.name for w in self.captured.graph.weights if stage in by_weight.get(w.name, ())]
+
+    def _take_weights(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of this device's stages; replicas start from the first one's."""
+        own, held = self.captured.weights(), {}
+        names = {
+            n for s in self.plan.prices.stages_by_device[self.rank] for n in self._list_weights(s)
+        }
+        for weight in self.captured.graph.weights:
+            if weight.name in names:
+                known = [each for each in (weight.name, *weight.aliases) if each in state]
+                tensor = state[known[0]].clone() if known else own[weight.name]
+                dtype = cast_dtype(tensor.dtype, self.plan.training)
+                held[weight.name] = place_weight(tensor, weight, self.device, dtype)
+        with torch.no_grad():
+            for name in sorted(held):
+                group = self.holdings.devices_of(name)
+                if len(group) > 1:
+                    self.transport.copy_from_first(group, held[name].data)
+        return held
+
+    def _find_loss_devices(self) -> tuple[int, ...]:
+        loss = self.captured.graph.loss
+        return next(each.devices for each in self.plan.stages.stages if loss in each.ops)
+
+    def _list_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
+        return {
+            s: {
+                name: parameter
+                for name in self._list_weights(s)
+                if isinstance(parameter := self.weights[name], nn.Parameter)
+            }
+            for s in self.versions
+        }
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> float:
+        """Train on one batch, of any number of samples; the loss, on every rank.
+
+        Every rank gets the whole batch and takes its rows of what its stages read; the other
+        tensors may be on the meta device.
+        """
+        variant, tensors = self.variants.find(batch)
+        actions = self.variants.resolve(variant, tensors, self._actor)
+        state = StepState(
+            step=self.num_steps,
+            seed=self.seed,
+            inputs={name: self._place_input(tensors[name]) for name in variant.inputs},
+            loss_scale=self.updater.loss_scale.value,
+        )
+        self.status.enter(Phase.TRAINING, step=self.num_steps)
+        self.updater.losses.open()
+        if variant.is_random:
+            with kept_generators(self.device):
+                run_actions(actions, state, self.status)
+        else:
+            run_actions(actions, state, self.status)
+        self.notes = state.notes
+        self.status.numbers[3] = 1
+        loss = self.updater.finish(state.sum_losses())
+        self.status.numbers[3] = 0
+        self.num_steps += 1
+        return loss
+
+    def _place_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = cast_dtype(tensor.dtype, self.plan.training)
+        return tensor.to(self.device, dtype, non_blocking=True)
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a checkpoint; all ranks must call it. Returns where it is."""
+        scale = self.updater.loss_scale
+        manifest = Manifest(
+            model=self.captured.graph.fingerprint,
+            step=self.num_steps,
+            seed=self.seed,
+            loss_scale=(scale.value, scale.num_good),
+            scheduler=describe_scheduler(self.updater),
+        )
+        return write_checkpoint(
+            Path(folder),
+            manifest,
+            list_tensors(self.weights, self.updater, rank=self.rank),
+            list_groups(self.updater, rank=self.rank),
+            rank=self.rank,
+            num_ranks=self.transport.num_ranks,
+        )
+
+    def load(self, folder: Path | str) -> int:
+        """Go on from a checkpoint, made under this plan or another one; the number of steps done.
+
+        Feed the batches from that number on.
+        """
+        found = find_checkpoint(Path(folder))
+        if found is None:
+            raise InvalidFile(
+                f"There is no checkpoint in {folder}.",
+                remedy="Give the folder that a run with --save wrote.",
+            )
+        manifest = read_manifest(found)
+        check_resume(manifest, self.captured.graph.fingerprint)
+        names = set(self.weights) | list_state_names(self.updater, manifest)
+        tensors = read_checkpoint(found, manifest, names)
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                if name in tensors:
+                    weight.copy_(tensors[name])
+        restore_updater(self.updater, manifest, tensors)
+        self.num_steps, self.seed = manifest.step, manifest.seed
+        return self.num_steps
+
+
+def _capture(model: nn.Module, inputs: Any, loss: Any) -> Captured:
+    if inputs is None:
+        raise InvalidOption(
+            "A module alone cannot be captured: its inputs are missing.",
+            remedy="Use Pipeline(plan, module, inputs=lambda batch_size: ..., loss=...).",
+        )
+    return trace_module(model, inputs, loss=loss)
+
+
+def check_model(plan: Plan, captured: Captured) -> None:
+    """Refuse a model that is not the one that was planned."""
+    graph = captured.graph
+    if graph.fingerprint != plan.model.fingerprint:
+        raise InvalidFile(
+            f"The plan is for the model {plan.model.name} {plan.model.fingerprint}; this one is"
+            f" {graph.name} {graph.fingerprint}.",
+            remedy="Give the model file and the --set options that the plan was made from, or"
+            " search again.",
+        )
+    if graph.loss is None:
+        raise InvalidFile(
+            f"The model {graph.name} was captured without a loss.",
+            remedy="Add loss(output, batch) to the model file, then search again.",
+        )
+
+
+def list_pairs(plan: Plan) -> Iterable[tuple[int, int]]:
+    """Ordered pairs of devices that may exchange messages."""
+    stages = plan.stages.stages
+    for edge in plan.stages.edges:
+        for src in stages[edge.src].devices:
+            for dst in stages[edge.dst].devices:
+                if src != dst:
+                    yield from ((src, dst), (dst, src))
+
+
+def place_weight(
+    tensor: torch.Tensor, weight: Weight, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """A weight on a device: the same tensor where possible, a parameter if it is one."""
+    if tensor.is_meta:
+        raise InvalidOption(
+            f"The {weight.kind} {weight.name!r} has no values: the model was built without memory.",
+            remedy="Give the weights of this rank's stages with Pipeline(..., state=...).",
+        )
+    if tuple(tensor.shape) != tuple(weight.spec.shape):
+        raise InvalidOption(
+            f"{weight.name!r} has shape {list(tensor.shape)}, the captured model has"
+            f" {list(weight.spec.shape)}.",
+            remedy="Give weights of the model that was captured.",
+        )
+    if weight.kind != "parameter":
+        return tensor.detach().to(device, dtype)
+    if isinstance(tensor, nn.Parameter) and (tensor.device, tensor.dtype) == (device, dtype):
+        return tensor
+    return nn.Parameter(tensor.detach().to(device, dtype), requires_grad=weight.trainable)

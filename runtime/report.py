@@ -1,0 +1,183 @@
+"""Reports: what a run prints and writes, gathered from all ranks."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from graphplan.files import write_noun
+from graphplan.nouns.plan import Plan
+from graphplan.nouns.task import Task, parse_task
+from graphplan.nouns.timeline import Timeline
+from graphplan_runtime.board import Board
+from graphplan_runtime.clocks import measure_offset
+from graphplan_runtime.executor import Note
+from graphplan_runtime.measured import make_timeline
+from graphplan_runtime.options import RunOptions
+from graphplan_runtime.transport import Transport
+from graphplan_runtime.weights import WeightVersions
+
+NOTED_STEPS = 64
+"""Steps whose tasks are remembered, the last ones."""
+
+
+class Ran(Protocol):
+    """What has run on this rank: a Pipeline, or an Emulator."""
+
+    plan: Plan
+    transport: Transport
+    rank: int
+    versions: dict[int, WeightVersions]
+
+
+class RunReport:
+    """One rank's account of its steps."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.step_s: list[float] = []
+        self.notes_by_step: dict[int, list[Note]] = {}
+        self.peak_bytes = 0
+
+    def add(self, loss: float | None, step_s: float, notes: list[Note]) -> None:
+        """A step has ended; an emulated one has no loss."""
+        index = len(self.step_s)
+        self.losses += [] if loss is None else [loss]
+        self.step_s.append(step_s)
+        self.notes_by_step[index] = notes
+        self.notes_by_step.pop(index - NOTED_STEPS, None)
+
+    def choose_step(self) -> int:
+        """The remembered step of median length, the first one left out if there are others."""
+        known = [index for index in self.notes_by_step if index > 0] or [0]
+        return sorted(known, key=lambda index: self.step_s[index])[(len(known) - 1) // 2]
+
+
+def measure_peak(device: torch.device) -> int:
+    """The most memory that this rank used: of the device, or of the process on a CPU."""
+    if device.type != "cpu":
+        return int(torch.accelerator.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """What a rank tells rank 0."""
+
+    peak_bytes: int
+    versions: dict[int, int]
+    """Updates by stage."""
+    notes: list[tuple[str, float, float, float]]
+    """Tasks of the chosen step, on the clock of rank 0."""
+
+
+class WholeReport(msgspec.Struct):
+    """What rank 0 knows of all ranks; `facts` is what --json prints."""
+
+    facts: dict[str, Any]
+    ranks: list[RankReport]
+
+
+def collect_reports(
+    report: RunReport, pipeline: Ran, board: Board, options: RunOptions
+) -> WholeReport:
+    """Gather all ranks' reports at rank 0; other ranks get their own only."""
+    chosen = int(pipeline.transport.spread_figure(report.choose_step(), source=0))
+    offset_s = measure_offset(board, pipeline.transport)
+    own = RankReport(
+        peak_bytes=report.peak_bytes,
+        versions={s: versions.num_updates for s, versions in pipeline.versions.items()},
+        notes=[
+            (str(task), begin + offset_s, start + offset_s, end + offset_s)
+            for task, begin, start, end in report.notes_by_step.get(chosen, [])
+        ],
+    )
+    board.put(f"report/{pipeline.rank}", msgspec.msgpack.encode(own))
+    dist.barrier()
+    ranks, makespan_s = [own], 0.0
+    if pipeline.rank == 0:
+        num_ranks = pipeline.transport.num_ranks
+        texts = [board.take(f"report/{rank}") for rank in range(num_ranks)]
+        ranks = [msgspec.msgpack.decode(text, type=RankReport) for text in texts]
+        timeline = join_notes(pipeline, ranks)
+        makespan_s = timeline.makespan_s
+        if options.timeline:
+            write_noun(timeline, options.timeline)
+    versions = {s: count for rank in ranks for s, count in rank.versions.items()}
+    facts = {
+        "losses": report.losses,
+        "step_s": report.step_s,
+        "ranks": pipeline.transport.num_ranks,
+        "versions": [versions[s] for s in sorted(versions)],
+        "peak_bytes_by_rank": [rank.peak_bytes for rank in ranks],
+        "makespan_s": makespan_s,
+        "predicted_step_s": pipeline.plan.prediction.step_s,
+    }
+    if options.timeline:
+        facts["timeline"] = options.timeline
+    return WholeReport(facts, ranks)
+
+
+def join_notes(pipeline: Ran, ranks: list[RankReport]) -> Timeline:
+    """The measured timeline of the chosen step."""
+    notes: list[list[tuple[Task, float, float, float]]] = [
+        [(parse_task(name), *times) for name, *times in rank.notes]  # type: ignore[misc]
+        for rank in ranks
+    ]
+    return make_timeline(
+        notes,
+        batch_size=pipeline.plan.training.batch_size,
+        peak_bytes=[rank.peak_bytes for rank in ranks],
+    )
+
+
+class Reporter:
+    """Prints, on rank 0 only; one JSON object, or a line for each step."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+
+    def show_step(self, step: int, loss: float | None, step_s: float) -> None:
+        """A step has ended."""
+        if not (self.options.as_json or self.options.quiet):
+            told = "" if loss is None else f"   loss {loss:.6f}"
+            sys.stdout.write(f"step {step:5d}{told}   {step_s:.3f} s\n")
+            sys.stdout.flush()
+
+    def finish(self, report: WholeReport, *, rank: int) -> None:
+        """The run has ended."""
+        if rank != 0 or self.options.quiet:
+            return
+        if self.options.as_json:
+            sys.stdout.write(json.dumps(report.facts) + "\n")
+            return
+        for line in summarise_run(report.facts):
+            sys.stdout.write(line + "\n")
+
+
+def summarise_run(facts: dict[str, Any]) -> list[str]:
+    """The end of a run in a few lines."""
+    steps = facts["step_s"][1:] or facts["step_s"]
+    lines = [
+        f"{len(facts['step_s'])} steps on {facts['ranks']} ranks, median"
+        f" {statistics.median(steps):.3f} s",
+        f"tasks of one step: from the first to the last {facts['makespan_s']:.3f} s, predicted"
+        f" {facts['predicted_step_s']:.3f} s",
+    ]
+    compared = facts.get("reference")
+    if compared:
+        lines.append(
+            f"one process on each {compared['on']}: losses differ by at most"
+            f" {compared['largest_loss_difference']:.2e}, parameters by"
+            f" {compared['largest_parameter_difference']:.2e}"
+        )
+        lines += [compared["hint"]] if compared.get("hint") else []
+    if "timeline" in facts:
+        lines.append(f"timeline written to {facts['timeline']}")
+    return lines

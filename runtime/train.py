@@ -1,0 +1,141 @@
+"""Training: from a model file and a plan to losses, checkpoints, a report and a timeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import torch
+
+import graphplan
+from graphplan.capture import Captured, ModelFile, load_model_file, trace_model_file
+from graphplan.files import encode_noun
+from graphplan.nouns.plan import Plan
+from graphplan_runtime.agreement import require_agreement
+from graphplan_runtime.batches import Batches
+from graphplan_runtime.board import Board
+from graphplan_runtime.holdings import Holdings
+from graphplan_runtime.initialize import initialize_weights
+from graphplan_runtime.options import RunOptions
+from graphplan_runtime.pipeline import Pipeline, check_model
+from graphplan_runtime.report import Reporter, RunReport, collect_reports, measure_peak
+from graphplan_runtime.status import Phase, Status
+from graphplan_runtime.update import Optimizers
+
+
+def train_plan(
+    plan: Plan, options: RunOptions, *, device: torch.device, status: Status, board: Board
+) -> None:
+    """Train on this rank; rank 0 reports."""
+    reporter = Reporter(options)
+    status.enter(Phase.CAPTURING)
+    assert options.model is not None
+    model_file = load_model_file(options.model, settings=options.settings)
+    captured = trace_model_file(model_file)
+    check_model(plan, captured)
+    require_agreement(list_facts(plan, options, captured))
+    pipeline = make_pipeline(plan, options, model_file, captured, device=device, status=status)
+    batch_size = options.batch_size or plan.training.batch_size
+    batches = Batches(model_file, batch_size=batch_size, seed=options.seed)
+    if options.resume:
+        pipeline.load(options.resume)
+        batches.skip(pipeline.num_steps)
+    run = _Run(pipeline, batches, options, reporter)
+    report = run.train()
+    reports = collect_reports(report, pipeline, board, options)
+    if options.reference:
+        from graphplan_runtime.reference import compare_reference
+
+        compare_reference(reports, pipeline, model_file, options)
+    reporter.finish(reports, rank=pipeline.rank)
+
+
+def list_facts(plan: Plan, options: RunOptions, captured: Captured) -> dict[str, str]:
+    """What all ranks must have in common."""
+    return {
+        "plan": encode_noun(plan).decode(),
+        "model": captured.graph.fingerprint,
+        "seed, number of steps or batch size": f"{options.seed} {options.steps}"
+        f" {options.batch_size}",
+        "version of torch or graphplan": f"{torch.__version__} {graphplan.__version__}",
+    }
+
+
+def make_pipeline(
+    plan: Plan,
+    options: RunOptions,
+    model_file: ModelFile,
+    captured: Captured,
+    *,
+    device: torch.device,
+    status: Status,
+) -> Pipeline:
+    """This rank's pipeline, with the weights of its stages only."""
+    rank = torch.distributed.get_rank()
+    holdings = Holdings(captured.graph, plan.stages)
+    own = set(plan.prices.stages_by_device[rank])
+    names = {
+        alias
+        for name, stages in holdings.stages_by_weight.items()
+        if own.intersection(stages)
+        for alias in (name, *captured.graph.weight_by_name[name].aliases)
+    }
+    state = initialize_weights(model_file, names, seed=options.seed, exact=options.init == "exact")
+    return Pipeline(
+        plan,
+        captured,
+        optimizer=choose_optimizer(plan, options, model_file),
+        clip_norm=options.clip_norm,
+        seed=options.seed,
+        device=device,
+        state=state,
+        recapture=lambda inputs: trace_model_file(dataclasses.replace(model_file, inputs=inputs)),
+        check_finite=options.check_finite,
+        status=status,
+    )
+
+
+def choose_optimizer(plan: Plan, options: RunOptions, model_file: ModelFile) -> Optimizers:
+    """The model file's optimizer, else the planned one with the learning rate of the options."""
+    given = model_file.optimizer
+    if given is not None:
+        return given
+    name, rate = plan.training.optimizer, options.learning_rate
+    if name == "adamw":
+        return lambda parameters: torch.optim.AdamW(parameters, lr=rate)
+    if name == "adam":
+        return lambda parameters: torch.optim.Adam(parameters, lr=rate)
+    momentum = 0.9 if name == "momentum" else 0.0
+    return lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=momentum)
+
+
+@dataclasses.dataclass
+class _Run:
+    """The loop over steps."""
+
+    pipeline: Pipeline
+    batches: Batches
+    options: RunOptions
+    reporter: Reporter
+
+    def train(self) -> RunReport:
+        report = RunReport()
+        for index in range(self.options.steps):
+            self.pipeline.status.enter(Phase.READING_DATA, step=self.pipeline.num_steps)
+            batch = self.batches.take()
+            start = time.perf_counter()
+            loss = self.pipeline.step(batch)
+            report.add(loss, time.perf_counter() - start, self.pipeline.notes)
+            if self.pipeline.rank == 0:
+                self.reporter.show_step(self.pipeline.num_steps, loss, report.step_s[-1])
+            self._save(is_last=index == self.options.steps - 1)
+        report.peak_bytes = measure_peak(self.pipeline.device)
+        return report
+
+    def _save(self, *, is_last: bool) -> None:
+        every = self.options.save_every
+        due = every is not None and self.pipeline.num_steps % every == 0
+        if self.options.save and (due or is_last):
+            self.pipeline.status.enter(Phase.SAVING)
+            self.pipeline.save(Path(self.options.save))

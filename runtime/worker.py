@@ -1,0 +1,161 @@
+"""The worker: one rank of a run, from its environment to its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from graphplan.errors import InvalidOption
+from graphplan.files import read_noun
+from graphplan.nouns.plan import Plan
+from graphplan_runtime.board import Board
+from graphplan_runtime.failures import Failure, describe_error, write_failure
+from graphplan_runtime.launch import FOLDER
+from graphplan_runtime.monitor import Monitor, end_process
+from graphplan_runtime.options import RunOptions
+from graphplan_runtime.status import Phase, Status
+
+CAUSE_WAIT_S = 4.0
+"""How long a rank that meets a consequence waits for the cause to be told."""
+GROUP_TIMEOUT = timedelta(hours=1)
+"""The monitor ends a run that hangs long before."""
+
+
+def run_rank(options: RunOptions) -> None:
+    """Run one rank under torchrun or our launcher; does not return when it fails."""
+    Worker(options).run()
+
+
+class Worker:
+    """Connects, runs, and tells why when something fails."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+        self.rank = int(os.environ["RANK"])
+        self.num_ranks = int(os.environ["WORLD_SIZE"])
+        self.folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
+        self.status = Status(self.folder / f"status-{self.rank}" if self.folder else None)
+        self.board: Board | None = None
+        if self.folder:
+            (self.folder / f"pid-{self.rank}").write_text(str(os.getpid()))
+
+    def run(self) -> None:
+        """Everything, with failures turned into an exit code."""
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            end_process(130)
+        except BaseException as error:
+            self._fail(error)
+
+    def _run(self) -> None:
+        plan = read_noun(self.options.plan, Plan)
+        if self.num_ranks != len(plan.program):
+            raise InvalidOption(
+                f"The plan has {len(plan.program)} devices, the run {self.num_ranks} processes.",
+                remedy=f"Start {len(plan.program)} processes in all (torchrun --nnodes N"
+                " --nproc-per-node M).",
+            )
+        self.lines = plan.parse_program().instructions_by_device
+        device = choose_device(self.options)
+        self.status.enter(Phase.CONNECTING)
+        store = next(iter(rendezvous("env://", self.rank, self.num_ranks)))[0]
+        self.board = Board(store.clone())
+        monitor = Monitor(
+            self.board,
+            self.status,
+            rank=self.rank,
+            lines=self.lines,
+            hang_s=self.options.hang_timeout_s,
+            end=self._end,
+        )
+        monitor.start()
+        self._connect(store, device)
+        self._work(plan, device)
+        self.status.enter(Phase.ENDING)
+        dist.barrier()
+        monitor.stop()
+        dist.destroy_process_group()
+
+    def _connect(self, store: Store, device: torch.device) -> None:
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=self.rank,
+            world_size=self.num_ranks,
+            timeout=GROUP_TIMEOUT,
+            device_id=None if device.type == "cpu" else device,
+        )
+
+    def _work(self, plan: Plan, device: torch.device) -> None:
+        assert self.board is not None
+        if self.options.emulate:
+            from graphplan_runtime.emulate import emulate_plan
+
+            emulate_plan(plan, self.options, status=self.status, board=self.board)
+            return
+        from graphplan_runtime.train import train_plan
+
+        train_plan(plan, self.options, device=device, status=self.status, board=self.board)
+
+    # -- failure ---------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the first cause: this error, or the one that it is a consequence of."""
+        place = self.status.read().describe(
+            getattr(self, "lines", ((),) * self.num_ranks)[self.rank]
+        )
+        failure = describe_error(error, rank=self.rank, place=place)
+        if self.board is not None:
+            try:
+                if failure.kind == "consequence":
+                    failure = self._wait_for_cause() or failure
+                failure = self.board.post_failure(failure)
+            except Exception:
+                # The store is gone with the host of rank 0: what we know is all that is known.
+                pass
+        self._end(failure)
+
+    def _wait_for_cause(self) -> Failure | None:
+        assert self.board is not None
+        deadline = time.monotonic() + CAUSE_WAIT_S
+        while time.monotonic() < deadline:
+            found = self.board.read_failure()
+            if found is not None and found.kind != "consequence":
+                return found
+            time.sleep(0.1)
+        return None
+
+    def _end(self, failure: Failure) -> None:
+        write_failure(failure, self.folder)
+        if self.folder is None:  # Under torchrun there is nobody else to tell it.
+            trace = f"\n{failure.trace}" if failure.rank == self.rank else ""
+            sys.stderr.write(f"graphplan: rank {self.rank} ends because of {failure}{trace}\n")
+        end_process(failure.exit_code or 1)
+
+
+def choose_device(options: RunOptions) -> torch.device:
+    """The device of this rank."""
+    kind = options.device
+    if options.emulate:
+        kind = "cpu"
+    if kind is None:
+        found = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+        kind = found.type if found is not None else "cpu"
+    if kind == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return torch.device("cpu")
+    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    torch.accelerator.set_device_index(device.index)
+    return device

@@ -1,0 +1,244 @@
+"""Small models of every shape that the runtime must handle, in fp64, with data and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WIDTH = 6
+
+
+class Chain(nn.Module):
+    """Four blocks in a row."""
+
+    def __init__(self, num_blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(num_blocks)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Towers(nn.Module):
+    """Two towers with an input each, joined by a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH))
+        self.right = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, WIDTH))
+        self.head = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([self.left(x), self.right(other)], dim=1)
+        return torch.tanh(self.head(joined))
+
+
+class UNet(nn.Module):
+    """Down, middle and up, with skips over the stages between, and batch-independent norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1 = nn.Conv1d(1, 3, 3, padding=1)
+        self.down2 = nn.Conv1d(3, 4, 3, padding=1)
+        self.middle = nn.Conv1d(4, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.up2 = nn.Conv1d(8, 3, 3, padding=1)
+        self.up1 = nn.Conv1d(6, 1, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = torch.tanh(self.down1(x.unsqueeze(1)))
+        two = torch.tanh(self.down2(one))
+        low = torch.tanh(self.norm(self.middle(two)))
+        up = torch.tanh(self.up2(torch.cat([low, two], dim=1)))
+        made: torch.Tensor = self.up1(torch.cat([up, one], dim=1))
+        return made.squeeze(1)
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the output layer, and a bias that every block shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.out = nn.Linear(WIDTH, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = torch.tanh(block(x) * self.scale)
+        made: torch.Tensor = self.out(x)
+        return made
+
+
+class Mixed(nn.Module):
+    """A small multi-modal transformer: two branches of attention, concatenated at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True) for _ in "ab"
+        )
+        self.head = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+        parts = [self.branches[0](one).mean(dim=1), self.branches[1](two).mean(dim=1)]
+        made: torch.Tensor = self.head(torch.cat(parts, dim=1))
+        return made
+
+
+class Frozen(nn.Module):
+    """A frozen trunk, of which nothing needs a backward, and a trained head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).requires_grad_(False)
+        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        trunk = self.trunk(x)
+        made: torch.Tensor = self.head(torch.tanh(self.middle(trunk)) + trunk)
+        return made
+
+
+class Biased(nn.Module):
+    """Blocks that all read one value made of weights alone, as relative positions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = torch.softmax(self.table @ self.table, dim=-1)
+        for block in self.blocks:
+            x = torch.tanh(block(x) @ bias)
+        return x
+
+
+class Noisy(nn.Module):
+    """Dropout in every block, and batch norm in the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(2)
+        )
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        made: torch.Tensor = self.norm(x)
+        return made
+
+
+class Normed(nn.Module):
+    """Batch norm, whose statistics are those of a micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.two = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.two(torch.tanh(self.norm(self.one(x))))
+        return made
+
+
+def mean_square(output: torch.Tensor, batch: Any) -> torch.Tensor:
+    """Against the last tensor of the batch."""
+    return functional.mse_loss(output, batch[-1])
+
+
+def next_token(output: torch.Tensor, batch: Any) -> torch.Tensor:
+    """Cross entropy of the tokens themselves, a mean over samples and positions."""
+    return functional.cross_entropy(output.flatten(0, 1), batch[-1].flatten())
+
+
+def floats(*shapes: tuple[int, ...]) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Batches of normal numbers; each shape is that of one sample."""
+    return lambda size: tuple(torch.randn(size, *shape) for shape in shapes)
+
+
+def tokens(length: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Batches of token numbers and targets."""
+    return lambda size: (torch.randint(11, (size, length)), torch.randint(11, (size, length)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its inputs, its loss and a cut into stages by module."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], tuple[torch.Tensor, ...]]
+    stage_by_module: dict[str, int] = field(default_factory=dict)
+    loss: Callable[[Any, Any], torch.Tensor] = mean_square
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the cut has."""
+        return 1 + max(self.stage_by_module.values())
+
+
+CASES: dict[str, Case] = {
+    "biased": Case(
+        Biased,
+        floats((WIDTH,), (WIDTH,)),
+        {f"blocks.{i}": i for i in range(3)},
+    ),
+    "noisy": Case(
+        Noisy,
+        floats((WIDTH,), (WIDTH,)),
+        {"blocks.0": 0, "blocks.1": 1, "norm": 1},
+    ),
+    "normed": Case(
+        Normed,
+        floats((WIDTH,), (WIDTH,)),
+        {"one": 0, "norm": 0, "two": 1},
+    ),
+    "chain": Case(
+        Chain,
+        floats((WIDTH,), (WIDTH,)),
+        {f"blocks.{i}": i for i in range(4)},
+    ),
+    "towers": Case(
+        Towers,
+        floats((WIDTH,), (3,), (WIDTH,)),
+        {"left": 0, "right": 1, "head": 2},
+    ),
+    "unet": Case(
+        UNet,
+        floats((8,), (8,)),
+        {"down1": 0, "down2": 1, "middle": 2, "norm": 2, "up2": 2, "up1": 3},
+    ),
+    "mmt": Case(
+        Mixed,
+        floats((4, WIDTH), (3, WIDTH), (WIDTH,)),
+        {"branches.0": 0, "branches.1": 1, "head": 2},
+    ),
+    "tied": Case(
+        Tied,
+        tokens(3),
+        {"embed": 0, "blocks.0": 0, "blocks.1": 1, "out": 2},
+        next_token,
+    ),
+    "frozen": Case(
+        Frozen,
+        floats((WIDTH,), (WIDTH,)),
+        {"trunk": 0, "middle": 1, "head": 2},
+    ),
+}

@@ -1,0 +1,150 @@
+"""Whatever happens to a rank, all ranks end, and the first cause is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphplan.capture import load_model_file, trace_model_file
+from graphplan.files import write_noun
+from tests.processes.crew import Crew
+from tests.processes.plans import plan_by_hand
+
+MODEL = Path(__file__).parent / "faulty.py"
+SECONDS = 90
+"""Far more than any of these takes; the aim of 15 s after the fault is measured by a tool."""
+
+
+def write_plan(folder: Path, fault: str) -> Path:
+    """Two ranks; the fault lies in stage 1."""
+    graph = trace_model_file(load_model_file(MODEL, settings={"fault": fault})).graph
+    plan = plan_by_hand(
+        graph,
+        {op.name: int(op.name not in ("linear", "tanh")) for op in graph.ops},
+        devices=[(0,), (1,)],
+        batch_size=8,
+        micro_batch_size=2,
+    )
+    path = folder / "plan.json"
+    write_noun(plan, path)
+    return path
+
+
+def start_run(plan: Path, fault: str, *options: str) -> subprocess.Popen[str]:
+    """`graphplan run` in a process of its own."""
+    command = [sys.executable, "-m", "graphplan", "run", str(plan), str(MODEL)]
+    return subprocess.Popen(
+        [*command, "--set", f"fault={fault}", "--device", "cpu", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def list_ranks(plan: Path) -> list[int]:
+    """Processes that still work on a plan."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "graphplan_runtime" in words and str(plan) in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_until_gone(plan: Path) -> None:
+    """All ranks have ended."""
+    deadline = time.monotonic() + SECONDS
+    while list_ranks(plan):
+        assert time.monotonic() < deadline, "ranks are left over"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test of this file leaves a process behind."""
+    yield
+    base = tmp_path_factory.getbasetemp()
+    assert not [pid for path in base.rglob("plan.json") for pid in list_ranks(path)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "told"),
+    [
+        ("raise", [], "ValueError: this stage is broken"),
+        ("kill", [], "was killed by SIGKILL"),
+        ("hang", ["--hang-timeout", "3"], "no progress for 3 s"),
+        ("stop", ["--hang-timeout", "3"], "no sign of life for 3 s"),
+        ("memory", [], "out of memory"),
+        ("infinite", ["--check-finite"], "is not finite after 1F1"),
+    ],
+)
+def test_first_cause_is_told(tmp_path: Path, fault: str, options: list[str], told: str) -> None:
+    """Exit code 1; rank, stage, task and step on the first line; no process is left."""
+    plan = write_plan(tmp_path, fault)
+    run = start_run(plan, fault, *options)
+    _, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 1, errors
+    first = errors.splitlines()[0]
+    place = re.search(
+        r"rank 1 \(stage 1, task (1\w\d)(, waiting for its tensors)?, step 1\)", first
+    )
+    assert place is not None, errors
+    assert told in first
+    assert not list_ranks(plan)
+
+
+def test_another_model_on_one_rank(tmp_path: Path) -> None:
+    """A rank whose model is not the planned one ends the run as bad input."""
+    plan = write_plan(tmp_path, "model")
+    run = start_run(plan, "model")
+    _, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 2, errors
+    assert errors.startswith("Error: The run failed at rank 1 (capturing): The plan is for the")
+    assert not list_ranks(plan)
+
+
+def disagree() -> str:
+    """Rank 1 has another plan than the others."""
+    import torch.distributed as dist
+
+    from graphplan.errors import InvalidOption
+    from graphplan_runtime.agreement import require_agreement
+
+    require_agreement({"plan": "same", "model": "same"})
+    try:
+        require_agreement({"model": "same", "plan": str(dist.get_rank() == 1)})
+    except InvalidOption as error:
+        return error.message
+    return "no error"
+
+
+def test_another_plan_on_one_rank(crew: Crew) -> None:
+    """Every rank refuses, and names the rank that differs."""
+    told: list[Any] = crew.run(3, disagree)
+    assert told == ["Rank 1 has another plan than rank 0."] * 3
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT])
+def test_ranks_end_with_their_launcher(tmp_path: Path, death: signal.Signals) -> None:
+    """When the launcher is killed or interrupted, no rank goes on."""
+    plan = write_plan(tmp_path, "none")
+    run = start_run(plan, "none", "--steps", "1000000")
+    assert run.stdout is not None and "step" in run.stdout.readline()
+    assert len(list_ranks(plan)) == 2
+    run.send_signal(death)
+    run.communicate(timeout=SECONDS)
+    wait_until_gone(plan)
+    assert run.returncode == (130 if death == signal.SIGINT else -signal.SIGKILL)

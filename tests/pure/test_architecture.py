@@ -1,0 +1,92 @@
+"""The import rules of docs/architecture.md hold."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "graphplan"
+PASSES = {"partition", "schedule", "simulate", "referee"}
+TORCH_ALLOWED = ("capture/", "cost/measure", "export/torch_launcher")
+LEVELS = {"nouns": 0, "errors": 0, "files": 0, "cost": 1, "coarsen": 2, "capture": 2}
+LEVELS |= dict.fromkeys(PASSES, 2) | {"report": 3, "planner": 3, "export": 3, "api": 4, "cli": 4}
+
+
+def list_imports(path: Path, *, top_level_only: bool) -> set[str]:
+    """Modules that a file imports; imports for type checking only do not count."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif not (top_level_only and isinstance(node, ast.FunctionDef)):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def part_of(module: str) -> str | None:
+    """`graphplan.cost.model` -> `cost`."""
+    names = module.split(".")
+    return names[1] if names[0] == "graphplan" and len(names) > 1 else None
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    """A file imports only its own part or lower ones; passes do not import each other."""
+    own = part_of(".".join(("graphplan", *path.relative_to(ROOT).with_suffix("").parts)))
+    for module in list_imports(path, top_level_only=False):
+        other = part_of(module)
+        if other in LEVELS and own in LEVELS and other != own:
+            assert LEVELS[other] <= LEVELS[own], f"{own} imports {module}"
+            assert not {own, other} <= PASSES, f"the pass {own} imports the pass {other}"
+            assert not (own == "referee" and other != "nouns" and other != "errors"), module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_torch_stays_where_it_belongs(path: Path) -> None:
+    """torch is imported in the capture and the measuring only."""
+    if str(path.relative_to(ROOT)).startswith(TORCH_ALLOWED):
+        return
+    for module in list_imports(path, top_level_only=False):
+        assert module.split(".")[0] not in {"torch", "torch_geometric"}, module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short_and_introduced(path: Path) -> None:
+    """No file has over 400 lines, and each starts with a docstring."""
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_the_planner_does_not_know_the_runtime() -> None:
+    """graphplan never imports graphplan_runtime, except to start it from the command line."""
+    for path in FILES:
+        if "cli" not in path.parts:
+            names = list_imports(path, top_level_only=False)
+            assert not any(name.startswith("graphplan_runtime") for name in names), path
+
+
+def test_help_loads_neither_torch_nor_solvers() -> None:
+    """`graphplan --help` stays quick because it imports nothing heavy."""
+    code = (
+        "import sys; from graphplan.cli.main import run_command; run_command(['--help']);"
+        "heavy = {'torch', 'numpy', 'networkx', 'ortools', 'pulp'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "trace" in done.stdout

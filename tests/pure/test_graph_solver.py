@@ -1,0 +1,344 @@
+"""The graph planner: against trying every cut, other planners, the referee and the clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphplan.cost.model import CostModel
+from graphplan.errors import NoFeasiblePlan
+from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
+from graphplan.nouns.problem import Problem, Save, Tie
+from graphplan.nouns.stages import StageGraph
+from graphplan.partition import solve_problem
+from graphplan.partition.answer import Answer, Request
+from graphplan.partition.appraise import Appraiser
+from graphplan.partition.assemble import Part, assemble_stages
+from graphplan.partition.decompose import Parallel, decompose_order
+from graphplan.partition.fold import fold_nodes, fold_problem, set_riders_aside
+from graphplan.partition.lattice import list_down_sets
+from graphplan.partition.line import Line
+from graphplan.partition.order import reduce_edges
+from graphplan.partition.riders import join_riders
+from graphplan.partition.scene import is_legal_draft
+from graphplan.partition.seeds import make_draft
+from graphplan.partition.work import measure_times
+from graphplan.planner.evaluate import make_evaluator
+from graphplan.referee import check_stages
+from tests.pure.cuts import find_best_cut, list_cuts, make_model, make_random_problem
+from tests.pure.problems import make_cluster, make_problem_by_hand
+
+
+def ask(problem: Problem, name: str = "graph", *, seed: int = 0, limit_s: float = 5.0) -> Answer:
+    """The answer of a planner that never runs out of time; a long limit lets it ask others."""
+    request = Request(
+        evaluate=make_evaluator(CostModel(problem)),
+        time_limit_s=limit_s,
+        seed=seed,
+        started_s=time.perf_counter() + 1e6,
+    )
+    return solve_problem(problem, name, request)
+
+
+def branches(num_branches: int, length: int, *, num_devices: int, batch_size: int = 32) -> Problem:
+    """Equal branches, joined by a trivial node."""
+    chains = [
+        (b * length + i, b * length + i + 1) for b in range(num_branches) for i in range(length - 1)
+    ]
+    last = num_branches * length
+    ends = [(b * length + length - 1, last) for b in range(num_branches)]
+    return make_problem_by_hand(
+        [1.0] * last + [1e-6],
+        chains + ends,
+        cluster=make_cluster(num_devices),
+        batch_size=batch_size,
+        micro_batch_sizes=(1, 2, 4, 8),
+        trained_elements=[10**7] * last + [0],
+    )
+
+
+# -- the best of all cuts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_good_as_the_best_cut_of_a_small_problem(seed: int) -> None:
+    """On four nodes and two devices no cut is better."""
+    problem = make_random_problem(random.Random(seed), 4, 2, micro_batch_sizes=(2, 8))
+    evaluate = make_evaluator(CostModel(problem))
+    best_s = find_best_cut(problem, evaluate)
+    assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
+
+
+def test_never_worse_than_other_planners() -> None:
+    """Five nodes, three devices: every other planner's answer is at best as good."""
+    problem = make_random_problem(random.Random(7), 5, 3)
+    ours = ask(problem, limit_s=60.0)
+    for name in ("data-parallel", "equal", "chain", "graphpipe"):
+        assert ours.step_s <= ask(problem, name).step_s * (1 + 1e-9)
+    assert ours.bound.step_s <= ours.step_s
+
+
+def test_branches_run_side_by_side() -> None:
+    """Four branches on four devices: no branch waits for another, the join costs nothing."""
+    answer = ask(branches(4, 2, num_devices=4))
+    compute_s = 32 * 2 * 3.0
+    assert answer.step_s == pytest.approx(compute_s, rel=0.05)
+    assert max(answer.stages.heights) == 1
+
+
+def test_branches_that_do_not_divide_the_devices_are_cut_across() -> None:
+    """Three branches on two devices: one of them is shared, and both devices are as busy."""
+    answer = ask(branches(3, 4, num_devices=2))
+    work_s = 32 * 12 * 3.0
+    assert answer.step_s <= 1.1 * work_s / 2
+
+
+@pytest.mark.parametrize("name", ["graph", "graphpipe"])
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_pass_the_referee(name: str, seed: int) -> None:
+    """Every op once, stages convex, the graph of stages acyclic, edges complete."""
+    problem = make_random_problem(random.Random(seed), 6, 2)
+    answer = ask(problem, name)
+    assert check_stages(make_model(problem), answer.stages).is_legal
+
+
+# -- wishes and limits -----------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    """Two searches find the same stages, whatever the time limit."""
+    problem = make_random_problem(random.Random(5), 5, 2)
+    assert ask(problem, seed=1).stages == ask(problem, seed=1, limit_s=7.0).stages
+
+
+def test_pinned_nodes_run_where_they_are_pinned() -> None:
+    """Two pins: each node's stage has exactly that device."""
+    problem = make_random_problem(random.Random(3), 5, 3, pins={0: 2, 4: 1})
+    answer = ask(problem)
+    devices = {op: stage.devices for stage in answer.stages.stages for op in stage.ops}
+    assert devices["n0"] == (2,)
+    assert devices["n4"] == (1,)
+
+
+def test_memory_asks_for_a_pipeline_with_recomputation() -> None:
+    """Weights too large for one device are spread; saved tensors that do not fit are made anew."""
+    problem = make_problem_by_hand(
+        [1.0] * 8,
+        list(itertools.pairwise(range(8))),
+        cluster=make_cluster(4, memory_bytes=6_000),
+        batch_size=8,
+        micro_batch_sizes=(1,),
+        trained_elements=[250] * 8,
+        saved_bytes=[900] * 8,
+    )
+    answer = ask(problem)
+    assert len(answer.stages.stages) >= 2
+    assert any(stage.recompute for stage in answer.stages.stages)
+
+
+def test_what_cannot_fit_is_an_error() -> None:
+    """A node larger than every device."""
+    problem = make_problem_by_hand(
+        [1.0, 1.0], [(0, 1)], cluster=make_cluster(2, memory_bytes=100), trained_elements=[10**6, 1]
+    )
+    with pytest.raises(NoFeasiblePlan):
+        ask(problem)
+
+
+def test_faster_devices_get_more() -> None:
+    """One device is three times as fast: it gets more than half of the work."""
+    kinds = tuple(
+        DeviceType(
+            name=name,
+            memory_bytes=10**9,
+            bandwidth_bytes_per_s=1e9,
+            flops_per_s_by_dtype={"float32": 1e12},
+            launch_s=0.0,
+        )
+        for name in ("fast", "slow")
+    )
+    link = Link(bandwidth_bytes_per_s=1e18, latency_s=0.0)
+    cluster = Cluster(
+        name="mixed",
+        types=kinds,
+        nodes=(Node(devices=("slow", "fast"), link=link),),
+        link=link,
+        usable_memory=1.0,
+    )
+    problem = make_problem_by_hand(
+        [1.0] * 8,
+        list(itertools.pairwise(range(8))),
+        cluster=cluster,
+        batch_size=64,
+        micro_batch_sizes=(1,),
+        speeds=(3.0, 1.0),
+    )
+    answer = ask(problem)
+    num_ops = dict.fromkeys(range(2), 0)
+    for stage in answer.stages.stages:
+        for device in stage.devices:
+            num_ops[device] += len(stage.ops)
+    assert num_ops[1] >= 5
+    assert answer.step_s <= 64 * 8 * 3.0 / 4 * 1.1
+
+
+class Interrupting:
+    """An evaluation that is interrupted after some calls."""
+
+    def __init__(self, problem: Problem, num_calls: int) -> None:
+        self.evaluate = make_evaluator(CostModel(problem))
+        self.left = num_calls
+
+    def __call__(self, stages: StageGraph) -> float:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.evaluate(stages)
+
+
+@pytest.mark.parametrize("name", ["graph", "auto"])
+def test_an_interrupt_returns_the_best_so_far(name: str) -> None:
+    """The answer is there at once, with what was evaluated before the interrupt."""
+    problem = make_random_problem(random.Random(1), 6, 2)
+    evaluate = Interrupting(problem, 10)
+    answer = solve_problem(problem, name, Request(evaluate=evaluate, time_limit_s=60.0))
+    assert answer.step_s < float("inf")
+    assert evaluate.left == -1
+
+
+def test_progress_is_told_with_every_better_answer() -> None:
+    """Steps fall, bounds hold, the last one is the answer's."""
+    problem = make_random_problem(random.Random(2), 6, 2)
+    told: list[tuple[float, float]] = []
+    request = Request(
+        evaluate=make_evaluator(CostModel(problem)),
+        time_limit_s=60.0,
+        progress=lambda step_s, bound_s: told.append((step_s, bound_s)),
+    )
+    answer = solve_problem(problem, "graph", request)
+    steps = [step_s for step_s, _ in told]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == answer.step_s
+    assert all(bound_s <= step_s for step_s, bound_s in told)
+
+
+# -- the parts of the search -----------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6))
+def test_line_tables_equal_the_cost_model(seed: int) -> None:
+    """Times and bytes of every interval, with shared storages and a tied weight."""
+    words = random.Random(seed)
+    count = 7
+    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.4]
+    problem = make_problem_by_hand(
+        [words.random() for _ in range(count)],
+        edges,
+        trained_elements=[words.randint(0, 9) for _ in range(count)],
+        saved_bytes=[words.randint(0, 9) for _ in range(count)],
+        saves=tuple(
+            Save(savers=tuple(sorted(words.sample(range(count), 3))), bytes_by_size=(1, 2, 4, 8))
+            for _ in range(3)
+        ),
+        ties=(Tie(weight="w", readers=(1, 4), trained_elements=50, held_bytes=7),),
+    )
+    cost = CostModel(problem)
+    # Node 6 is outside of the line.
+    line = Line(problem, measure_times(problem), [(0,), (1, 2), (3,), (4, 5)])
+    size = words.randrange(4)
+    samples = problem.sample_sizes[size]
+    forward, backward = line.seconds(size)
+    needs = line.needs(size)
+    for start, end in itertools.combinations(range(5), 2):
+        nodes = line.nodes(start, end)
+        seconds = cost.stage_times(nodes, (0,), samples)
+        plain = cost.stage_memory(nodes, samples)
+        again = cost.stage_memory(nodes, samples, recompute=True)
+        assert forward[end] - forward[start] == pytest.approx(seconds[0])
+        assert backward[end] - backward[start] == pytest.approx(seconds[1] + seconds[2])
+        assert needs.fixed[start, end] == plain.fixed
+        assert needs.saved[start, end] == plain.saved
+        assert needs.entering[start, end] == again.saved
+        assert needs.workspace[start, end] == plain.workspace
+        assert line.trained_elements[start, end] == cost.trained_elements(nodes)
+
+
+@given(st.integers(0, 10**6))
+def test_folding_keeps_the_order_of_what_stays(seed: int) -> None:
+    """Groups that are ordered after folding were ordered before, or hold something that was."""
+    words = random.Random(seed)
+    count = words.randint(2, 14)
+    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.3]
+    work = [words.choice([0.0, 0.0, 0.001, 1.0]) for _ in range(count)]
+    folded = fold_nodes(count, edges, work)
+    group_of = {node: g for g, group in enumerate(folded.groups) for node in group}
+    assert sorted(group_of) == list(range(count))
+    assert all(group_of[a] <= group_of[b] for a, b in edges)
+    heavy = [node for node in range(count) if work[node] == 1.0]
+    assert len({group_of[node] for node in heavy}) == len(heavy)
+    before = reduce_edges(count, edges).before
+    for a, b in itertools.permutations(heavy, 2):
+        now = folded.order.before[group_of[b]] >> group_of[a] & 1
+        assert now == before[b] >> a & 1
+
+
+def test_a_shared_mask_hides_no_branches() -> None:
+    """A trivial node that all branches read rides along; the branches are parallel."""
+    edges = [(0, 1), (1, 2), (0, 2), (0, 3), (3, 4), (0, 4), (2, 5), (4, 5)]
+    work = [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    folded = set_riders_aside(fold_nodes(6, edges, work), work)
+    assert folded.riders == ((0,), (5,))
+    tree = decompose_order(folded.order)
+    assert isinstance(tree, Parallel)
+    assert len(tree.children) == 2
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@given(seed=st.integers(0, 10**6))
+def test_riders_join_without_closing_a_cycle(apart: bool, seed: int) -> None:
+    """Whatever is cut, parts with their riders can be ordered and cover everything."""
+    words = random.Random(seed)
+    count = words.randint(3, 12)
+    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.35]
+    problem = make_problem_by_hand([words.choice([0.0, 1.0]) for _ in range(count)], edges)
+    folded = fold_problem(problem)
+    order = [node for group in folded.groups for node in group]
+    cut = words.randint(1, len(order))
+    parts = [
+        Part(nodes=tuple(sorted(nodes)), devices=(d,), micro_batch_size=1)
+        for d, nodes in enumerate((order[:cut], order[cut:]))
+        if nodes
+    ]
+    made = join_riders(problem, parts, folded.riders, apart=apart)
+    graph = assemble_stages(problem, made)
+    assert sum(len(stage.ops) for stage in graph.stages) == count
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_appraisals_are_close_to_evaluations(seed: int) -> None:
+    """Of all cuts with one stage a device, nine in ten are appraised within a tenth."""
+    problem = make_random_problem(random.Random(seed), 4, 3, micro_batch_sizes=(1, 4))
+    cost = CostModel(problem)
+    evaluate, appraiser = make_evaluator(cost), Appraiser(cost)
+    ratios = []
+    for stages in list_cuts(problem):
+        draft = make_draft(cost, stages)
+        assert is_legal_draft(problem, draft)
+        appraisal = appraiser.appraise(draft)
+        assert appraisal is not None
+        if len({part.devices for part in draft}) == len(draft):
+            ratios.append(appraisal.step_s / evaluate(stages))
+    close = sum(0.9 < ratio < 1.1 for ratio in ratios)
+    assert close >= 0.9 * len(ratios)
+
+
+def test_down_sets_are_counted() -> None:
+    """An antichain of four has 16, a chain of four has 5; too many are refused."""
+    assert len(list_down_sets(4, (), most=100) or []) == 16
+    assert list_down_sets(4, ((0, 1), (1, 2), (2, 3)), most=100) == [0, 1, 3, 7, 15]
+    assert list_down_sets(4, (), most=10) is None

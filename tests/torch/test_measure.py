@@ -1,0 +1,455 @@
+"""Measuring on the CPU: rows, groups, calibration, the cache and interruptions.
+
+Nothing here asserts a time: where counts matter, the timing of a unit is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from graphplan.capture import Captured, trace_module
+from graphplan.cli.main import run_command
+from graphplan.cost import measure_session
+from graphplan.cost.cache import Measurement, ProfileCache
+from graphplan.cost.measure import Effort, Progress
+from graphplan.cost.measure import measure_table as measure_table_slowly
+from graphplan.cost.measure_clock import find_clock
+from graphplan.cost.measure_rebuild import rebuild_graph
+from graphplan.cost.measure_step import prepare_step
+from graphplan.cost.measure_units import Unit, list_units, run_on_fakes
+from graphplan.cost.saved import count_saved_bytes
+from graphplan.errors import InvalidOption
+from graphplan.files import read_noun
+from graphplan.nouns.table import ProfileTable
+
+QUICK = Effort(warm_up=0, min_repeats=1, max_repeats=2, budget_s=0.0, patience=1.0)
+measure_table = functools.partial(
+    measure_table_slowly, device="cpu", effort=QUICK, step_effort=QUICK, rounds=1
+)
+
+
+class Block(nn.Module):
+    """Attention and an MLP, as in any transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return x + nn.functional.gelu(self.out(attended))
+
+
+class Language(nn.Module):
+    """Embedding, blocks, a head, and a frozen scale at the front."""
+
+    def __init__(self, layers: int = 2, width: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.head(self.blocks(self.embedding(tokens)))
+        return output
+
+
+def token_loss(output: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Predict every token from itself; the targets are the inputs."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch[0].flatten())
+
+
+def token_batch(batch_size: int) -> tuple[torch.Tensor, ...]:
+    """Random tokens."""
+    return (torch.randint(0, 50, (batch_size, 8)),)
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    """A small language model."""
+    return trace_module(Language(), token_batch, name="language")
+
+
+@pytest.fixture(scope="module")
+def deeper() -> Captured:
+    """The same with more blocks."""
+    return trace_module(Language(layers=5), token_batch, name="deeper")
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, ...]]]:
+    """Replaces the timing of units; the list holds the ops of every unit that was timed."""
+    timed: list[tuple[str, ...]] = []
+
+    def fake(unit: Unit, *_: object) -> Measurement:
+        timed.append(unit.ops)
+        return Measurement(forward_s=1e-3, input_grad_s=2e-3, weight_grad_s=1e-3)
+
+    monkeypatch.setattr(measure_session, "measure_unit", fake)
+    yield timed
+
+
+def test_every_op_gets_a_row_with_its_passes(captured: Captured) -> None:
+    """Ops with weights have weight gradients; the embedding has no input gradient."""
+    table = measure_table(captured, batch_sizes=[1, 4])
+    assert table.graph == captured.graph.fingerprint
+    assert (table.device, table.source) == ("cpu", "measured")
+    assert [row.op for row in table.rows] == [op.name for op in captured.graph.ops]
+    first = next(op.name for op in captured.graph.ops if op.kind == "embedding")
+    assert table.row_by_op[first].input_grad_s == (0.0, 0.0)
+    assert min(table.row_by_op[first].weight_grad_s) > 0
+    linear = [op.name for op in captured.graph.ops if op.kind == "linear"]
+    for name in linear:
+        row = table.row_by_op[name]
+        assert min(*row.forward_s, *row.input_grad_s, *row.weight_grad_s) > 0
+        assert row.workspace_bytes[1] > row.workspace_bytes[0] > 0
+    assert len(table.calibration) == 2
+    assert all(ratio > 0 for ratio in table.calibration)
+    assert "torch" in table.provenance
+
+
+def test_short_ops_are_measured_in_groups(captured: Captured) -> None:
+    """Views and small ops share a group whose time is divided among them."""
+    table = measure_table(captured, batch_sizes=[2])
+    groups: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.group:
+            groups.setdefault(row.group, []).append(row.op)
+    assert groups
+    for name, members in groups.items():
+        assert name == f"{members[0]}..{members[-1]}"
+        assert len(members) > 1
+
+
+def test_ops_with_several_results_stay_with_their_readers(captured: Captured) -> None:
+    """chunk and the getitems behind it are one unit."""
+    units = list_units(captured.graph, short=frozenset())
+    chunk = next(op for op in captured.graph.ops if op.kind == "chunk")
+    unit = next(unit for unit in units if chunk.name in unit)
+    assert [captured.graph.op_by_name[name].kind for name in unit] == ["chunk"] + ["getitem"] * 3
+    assert [name for unit in units for name in unit] == [op.name for op in captured.graph.ops]
+
+
+def test_equal_layers_are_timed_once(
+    captured: Captured, deeper: Captured, counted: list[tuple[str, ...]]
+) -> None:
+    """Twice the layers do not mean twice the work."""
+    measure_table(captured, batch_sizes=[1], calibrate_sizes=[])
+    few = len(counted)
+    measure_table(deeper, batch_sizes=[1], calibrate_sizes=[])
+    assert len(counted) - few <= few + 2
+
+
+def test_the_second_run_measures_nothing(
+    captured: Captured, counted: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """The cache on disk serves the same model without one measurement."""
+    tables = []
+    for _ in range(2):
+        cache = ProfileCache("here", folder=tmp_path)
+        tables.append(measure_table(captured, batch_sizes=[1, 2], cache=cache))
+        first = len(counted)
+    assert first == len(counted) > 0
+    assert tables[0] == tables[1]
+
+
+def test_a_similar_model_measures_what_is_new(
+    captured: Captured, deeper: Captured, counted: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """Another depth of the same widths needs less than a twentieth of the measurements."""
+    cache = ProfileCache("here", folder=tmp_path)
+    measure_table(captured, batch_sizes=[1, 2, 4], cache=cache)
+    first = len(counted)
+    again = ProfileCache("here", folder=tmp_path)
+    measure_table(deeper, batch_sizes=[1, 2, 4], cache=again)
+    assert len(counted) - first <= first / 20
+
+
+def test_a_similar_model_takes_over_the_calibration(
+    captured: Captured, deeper: Captured, counted: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """The same layers in another number need no step of their own, and the table says so."""
+    cache = ProfileCache("here", folder=tmp_path)
+    first = measure_table(captured, batch_sizes=[2], cache=cache)
+    again = measure_table(deeper, batch_sizes=[2], cache=ProfileCache("here", folder=tmp_path))
+    assert again.calibration == first.calibration != ()
+    assert "calibrated on a model of the same units" in again.provenance
+    assert "calibrated on" not in first.provenance
+
+
+def test_other_shapes_and_environments_are_not_confused(
+    captured: Captured, counted: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """Another width, batch size or device is measured anew."""
+    measure_table(captured, batch_sizes=[1], cache=ProfileCache("a", folder=tmp_path))
+    for model, size, environment in (
+        (captured, 2, "a"),
+        (captured, 1, "b"),
+        (trace_module(Language(width=32), token_batch), 1, "a"),
+    ):
+        before = len(counted)
+        cache = ProfileCache(environment, folder=tmp_path)
+        measure_table(model, batch_sizes=[size], cache=cache)
+        assert len(counted) - before > before / 4
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    captured: Captured, counted: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """An interruption gives a whole table that says so, and the next run goes on from there."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.num_done == 6:
+            raise KeyboardInterrupt
+
+    cache = ProfileCache("here", folder=tmp_path)
+    table = measure_table(captured, batch_sizes=[1, 2], cache=cache, progress=interrupt)
+    assert len(counted) == 6
+    assert "interrupted" in table.provenance
+    assert "the others estimated" in table.provenance
+    assert [row.op for row in table.rows] == [op.name for op in captured.graph.ops]
+    whole = measure_table(captured, batch_sizes=[1, 2], cache=ProfileCache("here", folder=tmp_path))
+    assert "interrupted" not in whole.provenance
+    assert len(set(counted[:6])) == 3
+    assert len(counted) == len({(unit, i) for i, unit in enumerate(counted)})
+    known = len(counted)
+    measure_table(captured, batch_sizes=[1, 2], cache=ProfileCache("here", folder=tmp_path))
+    assert len(counted) == known
+
+
+def test_ctrl_c_before_the_first_measurement_ends_the_run(captured: Captured) -> None:
+    """With nothing measured there is nothing to keep."""
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_table(captured, batch_sizes=[1], progress=interrupt)
+
+
+def test_progress_tells_how_much_is_left(
+    captured: Captured, counted: list[tuple[str, ...]]
+) -> None:
+    """Reports count up to the number of units, with the seconds left going to zero."""
+    reports: list[Progress] = []
+    measure_table(captured, batch_sizes=[1], progress=reports.append, calibrate_sizes=[])
+    assert [report.num_done for report in reports] == list(range(len(counted) + 1))
+    assert {report.num_units for report in reports} == {len(counted)}
+    assert reports[0].seconds_left > 0
+    assert reports[-1].seconds_left == 0
+
+
+def test_rounds_keep_the_fastest(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disturbance in one round does not show in the table."""
+    numbers = itertools.count()
+
+    def disturbed(*_: object) -> Measurement:
+        slow = 50.0 if next(numbers) % 7 == 0 else 1.0
+        return Measurement(forward_s=slow, input_grad_s=slow, weight_grad_s=slow)
+
+    monkeypatch.setattr(measure_session, "measure_unit", disturbed)
+    table = measure_table(captured, batch_sizes=[1], calibrate_sizes=[], rounds=3)
+    assert max(row.forward_s[0] for row in table.rows) == 1.0
+
+
+def test_a_broken_cache_file_counts_as_empty(tmp_path: Path) -> None:
+    """Rubbish on disk is neither read nor an error."""
+    cache = ProfileCache("here", folder=tmp_path)
+    cache.add("x", Measurement(forward_s=1.0))
+    cache.save()
+    assert ProfileCache("here", folder=tmp_path).find("x") == Measurement(forward_s=1.0)
+    cache.path.write_text("{rubbish")
+    assert ProfileCache("here", folder=tmp_path).find("x") is None
+
+
+def test_two_processes_share_the_cache(tmp_path: Path) -> None:
+    """What another process wrote meanwhile is kept."""
+    one, two = (ProfileCache("here", folder=tmp_path) for _ in range(2))
+    one.add("a", Measurement(forward_s=1.0))
+    one.save()
+    two.add("b", Measurement(forward_s=2.0))
+    two.save()
+    again = ProfileCache("here", folder=tmp_path)
+    assert again.find("a") and again.find("b")
+
+
+def test_a_whole_step_leaves_the_model_alone() -> None:
+    """Calibration changes neither weights nor gradients nor buffers of the user's module."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = trace_module(model, lambda b: (torch.rand(b + 1, 4),))
+    values = run_on_fakes(found.module, found.graph, 4)
+    step = prepare_step(found.module, found.graph, values, torch.device("cpu"))
+    step()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_indices_stay_in_range() -> None:
+    """Embeddings, bags, gathers, scatters and class targets get indices that exist."""
+
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(7, 4, mode="sum")
+            self.rows = nn.Embedding(3, 4)
+
+        def forward(
+            self, bags: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor
+        ) -> torch.Tensor:
+            looked_up = self.bag(bags, offsets) + self.rows(rows.view(-1))
+            summed = torch.zeros(5, 4).index_add(0, rows, looked_up)
+            return summed[rows % 5].gather(1, rows.unsqueeze(1))
+
+    found = trace_module(
+        Lookup(),
+        lambda b: (
+            torch.randint(0, 7, (3 * b,)),
+            torch.arange(b) * 3,
+            torch.randint(0, 3, (b,)),
+        ),
+    )
+    table = measure_table(found, batch_sizes=[4])
+    assert "could not run" not in table.provenance
+    assert len(table.calibration) == 1
+
+
+def test_losses_are_part_of_what_is_measured() -> None:
+    """A graph with a loss has rows for it and calibrates from its gradient."""
+    found = trace_module(Language(), token_batch, loss=token_loss)
+    table = measure_table(found, batch_sizes=[2])
+    loss = next(op.name for op in found.graph.ops if op.kind == "cross_entropy_loss")
+    assert table.row_by_op[loss].forward_s[0] > 0
+    assert table.row_by_op[loss].input_grad_s[0] > 0
+    assert "could not run" not in table.provenance
+
+
+def test_a_graph_without_its_model_is_measured_too(captured: Captured) -> None:
+    """A rebuilt graph runs the same calls: same result as the captured module on equal weights."""
+    rebuilt = rebuild_graph(captured.graph)
+    weights = captured.weights()
+    for node in rebuilt.module.graph.find_nodes(op="get_attr"):
+        owner, _, key = str(node.target).rpartition(".")
+        setattr(rebuilt.module.get_submodule(owner), key, weights[str(node.target)])
+    for size in (1, 3):
+        batch = token_batch(size)
+        assert torch.equal(rebuilt.module(*batch)[0], captured.module(*batch)[0])
+    table = measure_table(rebuild_graph(captured.graph), batch_sizes=[2], effort=QUICK)
+    assert "could not run" not in table.provenance
+    assert len(table.calibration) == 1
+
+
+def test_equal_calls_have_equal_signatures_from_graph_and_capture(
+    captured: Captured, counted: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """What was measured from a model file serves its graph.json, and the other way round."""
+    for model in (captured, rebuild_graph(captured.graph)):
+        cache = ProfileCache("here", folder=tmp_path)
+        measure_table(model, batch_sizes=[1], cache=cache)
+        first = len(counted)
+    assert len(counted) == first
+
+
+def test_devices_that_are_not_here_are_refused() -> None:
+    """Measuring on a missing device names what is here and the estimate."""
+    with pytest.raises(InvalidOption, match="is no device"):
+        find_clock("gpu7")
+    if not torch.accelerator.is_available():
+        with pytest.raises(InvalidOption, match="--estimate"):
+            find_clock("cuda")
+
+
+def test_impossible_sizes_are_refused(captured: Captured) -> None:
+    """Sizes start at one, and a fixed batch has one size."""
+    with pytest.raises(InvalidOption, match="no micro-batch sizes"):
+        measure_table(captured, batch_sizes=[0])
+    fixed = trace_module(nn.Bilinear(3, 4, 2), (torch.rand(3), torch.rand(4)))
+    with pytest.raises(InvalidOption, match="fixed batch"):
+        measure_table(fixed, batch_sizes=[fixed.graph.batch_size + 1])
+
+
+def test_saved_bytes_are_those_of_a_real_forward() -> None:
+    """What the graph says autograd keeps equals the storages that its hooks see."""
+    model = Language(layers=2)
+    found = trace_module(model, token_batch, loss=token_loss)
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes(), tensor
+        return tensor
+
+    batch = token_batch(3)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = token_loss(model(*batch), batch)
+    real = sum(size for pointer, (size, _) in kept.items() if pointer not in weights)
+    assert loss.requires_grad
+    assert count_saved_bytes(found.graph, 3) == pytest.approx(real, rel=0.05)
+
+
+MODEL_FILE = """
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+
+def inputs(batch_size):
+    return (torch.rand(batch_size, 8),)
+"""
+
+
+def test_the_command_profiles_a_model_file(
+    counted: list[tuple[str, ...]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`profile model.py --device cpu` writes a table; the second time everything is known."""
+    monkeypatch.setenv("GRAPHPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure_session, "measure_step", lambda *_, **__: (0.1, 0.0))
+    model, table = tmp_path / "model.py", tmp_path / "table.json"
+    model.write_text(MODEL_FILE)
+    arguments = ["profile", str(model), "--device", "cpu", "--batch-sizes", "2,4"]
+    for _ in range(2):
+        assert run_command([*arguments, "-o", str(table), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        first = len(counted)
+    assert first == len(counted) > 0
+    assert (facts["device"], facts["source"], facts["ops"]) == ("cpu", "measured", 3)
+    assert len(facts["calibration"]) == 2
+    assert read_noun(table, ProfileTable).batch_sizes == (2, 4)
+
+
+def test_the_command_writes_what_an_interruption_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends with code 130 and a whole table that says what was measured."""
+    model, table = tmp_path / "model.py", tmp_path / "table.json"
+    model.write_text(MODEL_FILE)
+    calls = itertools.count()
+
+    def interrupted(*_: object) -> Measurement:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return Measurement(forward_s=1e-4, input_grad_s=1e-4, weight_grad_s=1e-4)
+
+    monkeypatch.setattr(measure_session, "measure_unit", interrupted)
+    arguments = ["profile", str(model), "--device", "cpu", "--batch-sizes", "2,4", "--no-cache"]
+    assert run_command([*arguments, "-o", str(table)]) == 130
+    found = read_noun(table, ProfileTable)
+    assert "interrupted, 1 of 3 ops measured, the others estimated" in found.provenance
+    assert len(found.rows) == 3
+    assert "interrupted" in capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""The README's first command prints what the README shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from graphplan.cli.main import run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def read_block(after: str) -> str:
+    """The first code block without a language after the block that holds a text."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    holder = next(index for index, (_, text) in enumerate(blocks) if after in text)
+    return next(text for language, text in blocks[holder + 1 :] if not language)
+
+
+def list_labels(text: str) -> list[str]:
+    """The words that begin the report's lines, without figures and pictures of the plan."""
+    labels = re.findall(
+        r"^(step time|throughput|bubble|over [a-z ]+?(?=  )|[A-Z][a-z]+\b)", text, re.M
+    )
+    heads = re.findall(r"^stage .*$", text, re.M)
+    return [*dict.fromkeys(labels), *(" ".join(head.split()) for head in heads)]
+
+
+def test_the_first_command_prints_what_the_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same report with the same parts; times of the search differ between machines."""
+    command = re.search(r"graphplan (search [^\n`]*)", README)
+    assert command is not None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    assert run_command(command[1].split()) == 0
+    said = capsys.readouterr().out
+    shown = read_block("graphplan search")
+    assert list_labels(said) == list_labels(shown)
+    assert said.splitlines()[0] == shown.splitlines()[0]
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_every_link_of_the_docs_leads_somewhere() -> None:
+    """Links between files of the project exist."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,165 @@
+"""GraphPipe's models, a sweep over branches and a scale curve, for the planners side by side.
+
+    python tools/bench_graphpipe.py models --gpus 4,8,16,32 --json models.json
+    python tools/bench_graphpipe.py branches --json branches.json
+    python tools/bench_graphpipe.py scale --time-limit 60 --json scale.json
+
+`models` captures examples/mmt.py, dlrm.py and candle_uno.py and estimates them on the Summit
+cluster; the batch grows with the GPUs. `step_s` is simulated with the true dependencies;
+`sequential_s` is the same plan when every stage also waits for the one before it, as the published
+sequential planners execute it. `branches` and `scale` use synthetic models (tools/synthetic.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from graphplan.cost.hardware import find_cluster
+from graphplan.cost.model import CostModel
+from graphplan.errors import GraphplanError
+from graphplan.nouns.problem import Problem
+from graphplan.partition import solve_problem
+from graphplan.partition.answer import Answer, Request
+from graphplan.planner.collect import schedule_stages
+from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.options import SearchOptions
+from graphplan.planner.pose import pose_problem
+from tools.bench_partition import simulate_sequentially
+from tools.synthetic import describe_mmt, pose_recipe
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SAMPLES_PER_GPU = {"mmt": 32, "dlrm": 256, "candle_uno": 1024}
+SOLVERS = ("chain", "downset", "graphpipe", "graph")
+SEQUENTIAL = ("chain", "downset")
+"""Planners whose plans count as sequential."""
+SCALE = ((1000, 64), (2000, 64), (5000, 64), (10000, 64), (10000, 256), (10000, 1024))
+"""Ops and devices."""
+SCHEDULE_LIMIT_S = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one part, print its rows, write them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=["models", "branches", "scale"])
+    parser.add_argument("--gpus", type=parse_numbers, default=[4, 8, 16, 32])
+    parser.add_argument("--branches", type=parse_numbers, default=[2, 4, 8, 16])
+    parser.add_argument("--models", default=",".join(SAMPLES_PER_GPU))
+    parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each planner")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    parts = {"models": run_models, "branches": run_branches, "scale": run_scale}
+    rows = []
+    for row in parts[args.part](args):
+        rows.append(row)
+        print(" ".join(f"{key}={show(value)}" for key, value in row.items()), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if rows else 1
+
+
+def parse_numbers(text: str) -> list[int]:
+    """`4,8` -> [4, 8]."""
+    return [int(number) for number in text.split(",")]
+
+
+def show(value: object) -> str:
+    """A short text."""
+    return format(value, ".5g") if isinstance(value, float) else str(value)
+
+
+def run_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Captured models on growing clusters."""
+    from graphplan.capture import load_model_file, trace_model_file
+
+    for name in args.models.split(","):
+        graph = trace_model_file(load_model_file(str(EXAMPLES / f"{name}.py"))).graph
+        for gpus in args.gpus:
+            options = SearchOptions(batch_size=SAMPLES_PER_GPU[name] * gpus)
+            problem = pose_problem(graph, find_cluster("summit", gpus=gpus), options)
+            yield from compare({"model": name, "gpus": gpus}, problem, args.time_limit)
+
+
+def run_branches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The same 32 transformer layers in more and more branches, on 32 GPUs."""
+    for branches in args.branches:
+        recipe = describe_mmt(branches=branches, layers=32 // branches)
+        problem = pose_recipe(recipe, find_cluster("summit", gpus=32), batch_size=256)
+        yield from compare({"branches": branches, "gpus": 32}, problem, args.time_limit)
+
+
+def compare(
+    point: dict[str, Any], problem: Problem, time_limit_s: float
+) -> Iterator[dict[str, Any]]:
+    """One row a planner, with its throughput over that of the best sequential plan."""
+    rows = [point | measure(problem, solver, time_limit_s) for solver in SOLVERS]
+    plans = [row for row in rows if row["solver"] in SEQUENTIAL]
+    published = [row["sequential_s"] for row in plans if row["sequential_s"] is not None]
+    fair = [row["step_s"] for row in plans if row["step_s"] is not None]
+    for row in rows:
+        if row["step_s"] is not None and fair:
+            row["over_sequential"] = min(published) / row["step_s"]
+            row["over_true_dependencies"] = min(fair) / row["step_s"]
+        yield row
+
+
+def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any]:
+    """Solve, schedule and simulate; the seconds are the planner's own."""
+    cost = CostModel(problem)
+    row: dict[str, Any] = {"solver": solver, "step_s": None, "sequential_s": None}
+    started, cpu = time.perf_counter(), time.process_time()
+    request = Request(evaluate=make_evaluator(cost), time_limit_s=time_limit_s)
+    try:
+        answer = solve_problem(problem, solver, request)
+    except GraphplanError as error:
+        return row | {"note": type(error).__name__}
+    row["seconds"] = time.perf_counter() - started
+    row["cpu_seconds"] = time.process_time() - cpu
+    row |= simulate(cost, answer)
+    row["samples_per_s"] = problem.training.batch_size / row["step_s"]
+    row["stages"] = len(answer.stages.stages)
+    row["depth"] = max(answer.stages.heights) + 1
+    return row
+
+
+def simulate(cost: CostModel, answer: Answer) -> dict[str, float]:
+    """Steps of the answer or its best alternative, with true and with artificial dependencies."""
+    ready = [
+        schedule_stages(cost, stages, SearchOptions(), time_limit_s=SCHEDULE_LIMIT_S)
+        for stages in (answer.stages, *answer.alternatives)
+    ]
+    return {
+        "evaluated_s": answer.step_s,
+        "bound_s": answer.bound.step_s,
+        "step_s": min(each.prediction.step_s for each in ready),
+        "sequential_s": min(simulate_sequentially(each.priced, "auto") for each in ready),
+    }
+
+
+def run_scale(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Seconds and memory of `graph` against ops and devices; evaluated, not simulated."""
+    for ops, devices in SCALE:
+        recipe = describe_mmt(branches=8, layers=ops // 16)
+        cluster = find_cluster("dgx-a100", gpus=devices)
+        problem = pose_recipe(recipe, cluster, batch_size=2 * devices)
+        row: dict[str, Any] = {"ops": problem.num_nodes, "devices": devices}
+        started, cpu = time.perf_counter(), time.process_time()
+        request = Request(evaluate=make_evaluator(CostModel(problem)), time_limit_s=args.time_limit)
+        try:
+            answer = solve_problem(problem, "graph", request)
+            row |= {"evaluated_s": answer.step_s, "gap": answer.gap}
+        except GraphplanError as error:
+            row["note"] = type(error).__name__
+        row["seconds"] = time.perf_counter() - started
+        row["cpu_seconds"] = time.process_time() - cpu
+        row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield row
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""Capture outside models and print a table: ops, seconds, method, difference from eager, cuts.
+
+    python tools/capture_models.py [name ...] [--json]
+
+Every model is small, with random weights; nothing is downloaded. `gradients` is the largest
+difference of loss and gradients between eager and the captured model at a batch size that was not
+captured, `3 stages` the same for a chain of three stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from graphplan.capture import trace_module
+from tests.models.test_capture_models import eager_loss
+from tests.models.zoo import ZOO
+from tests.torch.comparing import Step, run_cut, run_step
+from tests.torch.cuts import chain_cut
+
+
+def difference(found: Step, wanted: Step) -> float:
+    """The largest difference of loss, gradients and buffers; NaN counts as infinite."""
+    if found.gradients.keys() != wanted.gradients.keys():
+        return float("inf")
+    pairs = [(found.loss, wanted.loss)]
+    pairs += [(found.gradients[name], wanted.gradients[name]) for name in wanted.gradients]
+    pairs += [(found.buffers[name], wanted.buffers[name]) for name in wanted.buffers]
+    largest = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+    return largest if largest == largest else float("inf")
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Capture one model and compare it."""
+    entry = ZOO[name]
+    try:
+        importlib.import_module(entry.package)
+    except ImportError as error:
+        return {"model": name, "skipped": str(error).splitlines()[0]}
+    torch.manual_seed(0)
+    module, inputs = entry.make()
+    start, cpu = time.perf_counter(), time.process_time()
+    captured = trace_module(module, inputs, loss=entry.loss)
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    graph = captured.graph
+    batch = inputs(5 if graph.batch == "dynamic" else graph.batch_size)
+    eager = run_step(module, lambda: eager_loss(entry, module, batch))
+
+    def run_captured() -> Any:
+        output = captured.run(batch)
+        return output["loss"] if isinstance(output, dict) else output
+
+    staged = run_cut(captured, module, chain_cut(graph, 3), batch)
+    return {
+        "model": name,
+        "ops": len(graph.ops),
+        "seconds": round(seconds, 1),
+        "cpu_s": round(cpu_s, 1),
+        "method": graph.capture.split(", torch ")[0],
+        "batch": graph.batch,
+        "assumptions": sorted({each.kind for each in graph.assumptions}),
+        "difference": difference(run_step(module, run_captured), eager),
+        "difference_3_stages": difference(staged, eager),
+    }
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    if "skipped" in row:
+        print(f"| {row['model']} | skipped: {row['skipped']} | | | | | |")
+        return
+    said = f"; {', '.join(row['assumptions'])}" if row["assumptions"] else ""
+    print(
+        f"| {row['model']} | {row['ops']} | {row['cpu_s']} | {row['method']}{said} |"
+        f" {row['batch']} | {row['difference']:g} | {row['difference_3_stages']:.1e} |"
+    )
+
+
+def main() -> None:
+    """Parse arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(ZOO)}")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    options = parser.parse_args()
+    names = options.names or list(ZOO)
+    if options.json:
+        print(json.dumps([measure(name) for name in names]))
+        return
+    print("| model | ops | CPU s | captured by | batch | gradients | 3 stages |")
+    print("|---|---:|---:|---|---|---:|---:|")
+    for name in names:
+        print_row(measure(name))
+
+
+if __name__ == "__main__":
+    main()
