@@ -17,7 +17,8 @@ def read_block(after: str) -> str:
     """The first code block without a language after the block that holds a text."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     holder = next(index for index, (_, text) in enumerate(blocks) if after in text)
-    return next(text for language, text in blocks[holder + 1 :] if not language)
+    found: str = next(text for language, text in blocks[holder + 1 :] if not language)
+    return found
 
 
 def list_labels(text: str) -> list[str]:
