@@ -16,6 +16,7 @@ from graphplan.nouns.schedule import Program
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
 from graphplan.planner.options import SearchOptions
+from graphplan.planner.sequential import chain_stages
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
 from graphplan.schedule.auto import build_schedule
@@ -35,10 +36,17 @@ class Scheduled(Noun, frozen=True, kw_only=True):
 
 
 def schedule_stages(
-    cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
+    cost: CostModel,
+    stages: StageGraph,
+    options: SearchOptions,
+    *,
+    time_limit_s: float,
+    sequential: bool = False,
 ) -> Scheduled:
-    """Price, schedule, lower and simulate a stage graph."""
+    """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line."""
     priced = cost.price_stages(stages, FLUSH)
+    if sequential:
+        priced = chain_stages(priced)
     found = build_schedule(
         priced, name=options.schedule, time_limit_s=time_limit_s, seed=options.seed
     )

@@ -16,24 +16,35 @@ from graphplan.cost.model import CostModel
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Evaluate
+from graphplan.planner.sequential import chain_stages
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.quick import is_plain, measure_1f1b
 
 
-def make_evaluator(cost: CostModel, *, objective: str = "throughput") -> Evaluate:
-    """An evaluation that remembers what it has seen."""
+def make_evaluator(
+    cost: CostModel, *, objective: str = "throughput", sequential: bool = False
+) -> Evaluate:
+    """An evaluation that remembers what it has seen; `sequential` runs all stages in one line."""
 
     @lru_cache(maxsize=8192)
     def evaluate(stages: StageGraph) -> float:
-        return evaluate_stages(cost, stages, objective=objective)
+        return evaluate_stages(cost, stages, objective=objective, sequential=sequential)
 
     return evaluate
 
 
-def evaluate_stages(cost: CostModel, stages: StageGraph, *, objective: str = "throughput") -> float:
+def evaluate_stages(
+    cost: CostModel,
+    stages: StageGraph,
+    *,
+    objective: str = "throughput",
+    sequential: bool = False,
+) -> float:
     """Step seconds (or what the objective asks for); infinity when a device cannot hold it."""
     priced = cost.price_stages(stages)
+    if sequential:
+        priced = chain_stages(priced)
     if not fits_once(priced):
         return float("inf")
     short, rest_s = shorten_batch(priced)

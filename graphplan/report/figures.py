@@ -8,6 +8,7 @@ from graphplan.nouns.plan import Plan
 BASELINE_NAMES = {
     "data-parallel": "data parallel",
     "sequential": "the best sequential pipeline",
+    "linear": "the best linear cut as a graph",
 }
 """Baselines that every search computes, as a reader calls them."""
 

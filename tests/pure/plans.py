@@ -96,7 +96,11 @@ def finish_plan(
             peak_bytes_by_device=tuple(peak.bytes for peak in timeline.peaks),
         ),
         bound=Bound(step_s=step_s * 0.96, proof="all work on all devices plus one pipeline depth"),
-        baselines={"data-parallel": step_s * 1.42, "sequential": step_s * 1.17},
+        baselines={
+            "data-parallel": step_s * 1.42,
+            "sequential": step_s * 1.17,
+            "linear": step_s * 1.05,
+        },
         provenance=Provenance(
             graphplan="0.1.0", planner="graph-dp", schedule="1f1b", costs="estimated", seed=0
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -17,8 +18,10 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
+from graphplan.planner.sequential import chain_stages
 from graphplan.planner.whatif import compare_planners, simulate_plan
 from graphplan.referee import check_plan
+from graphplan.schedule.auto import build_schedule
 from tests.pure.opgraphs import graph, mlp, op, spec
 
 QUICK = SearchOptions(batch_size=32, planner="chain", time_limit_s=60.0)
@@ -48,7 +51,7 @@ def test_a_search_gives_a_legal_plan_with_bound_and_baselines() -> None:
     assert not check_plan(plan).violations
     assert plan.bound.step_s <= plan.prediction.step_s
     assert plan.gap >= 0
-    assert set(plan.baselines) == {"data-parallel", "sequential"}
+    assert set(plan.baselines) == {"data-parallel", "linear", "sequential"}
     assert plan.training.batch_size == 32
     assert simulate_plan(plan).makespan_s == pytest.approx(plan.prediction.step_s)
     assert len(plan.labels) == len(plan.stages.stages)
@@ -185,3 +188,15 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     done = CliRunner().invoke(command_line, [name, "--help"])
     assert done.exit_code == 0, done.output
     assert re.search(r"Examples?: graphplan", done.output)
+
+
+def test_a_sequential_pipeline_waits_where_a_graph_does_not() -> None:
+    """Branches in one line take longer; what already is a chain stays as it is."""
+    branches = search_plan(towers(), find_cluster("pcie-8"), QUICK).prices
+    assert len(branches.edges) < len(chain_stages(branches).edges)
+    steps = [build_schedule(p, name="1f1b").step_s for p in (branches, chain_stages(branches))]
+    assert steps[0] < steps[1]
+    chain = search_plan(
+        mlp(8, 1024), find_cluster("pcie-8", gpus=4), dataclasses.replace(QUICK, planner="equal")
+    ).prices
+    assert chain_stages(chain) == chain

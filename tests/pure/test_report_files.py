@@ -123,7 +123,7 @@ def test_show_json_obeys_the_schema(plan_file: Path, capsys: pytest.CaptureFixtu
     figures = json.loads(capsys.readouterr().out)
     jsonschema.validate(figures, make_schema("figures"))
     assert figures["plan"] == str(plan_file)
-    assert figures["baselines"].keys() == {"data-parallel", "sequential"}
+    assert figures["baselines"].keys() == {"data-parallel", "linear", "sequential"}
     assert figures["step_s"] == pytest.approx(make_plan_example().timeline.makespan_s)
 
 
