@@ -1,10 +1,12 @@
 """Capture outside models and print a table: ops, seconds, method, difference from eager, cuts.
 
     python tools/capture_models.py [name ...] [--json]
+    python tools/capture_models.py --examples [--json]
 
 Every model is small, with random weights; nothing is downloaded. `gradients` is the largest
 difference of loss and gradients between eager and the captured model at a batch size that was not
-captured, `3 stages` the same for a chain of three stages.
+captured, `3 stages` the same for a chain of three stages. `--examples` captures the files of
+examples/ in their full size, which allocates no weights.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from graphplan.capture import trace_module
+from graphplan.capture import load_model_file, trace_model_file, trace_module
 from tests.models.test_capture_models import eager_loss
-from tests.models.zoo import ZOO
+from tests.models.zoo import EXAMPLES, ZOO
 from tests.torch.comparing import Step, run_cut, run_step
 from tests.torch.cuts import chain_cut
 
@@ -85,12 +87,47 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
+def measure_example(path: Path) -> dict[str, Any]:
+    """Capture a file of examples/ in its full size."""
+    start, cpu = time.perf_counter(), time.process_time()
+    graph = trace_model_file(load_model_file(path)).graph
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    return {
+        "file": path.name,
+        "ops": len(graph.ops),
+        "edges": len(graph.edges),
+        "parameters": sum(each.spec.num_elements(1) for each in graph.weights if each.trainable),
+        "seconds": round(seconds, 1),
+        "cpu_s": round(cpu_s, 1),
+        "batch": graph.batch,
+    }
+
+
+def print_example(row: dict[str, Any]) -> None:
+    """One line of the examples' table."""
+    print(
+        f"| {row['file']} | {row['ops']:,} | {row['edges']:,} | {row['parameters'] / 1e6:,.1f} M |"
+        f" {row['cpu_s']} | {row['batch']} |"
+    )
+
+
 def main() -> None:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(ZOO)}")
+    parser.add_argument("--examples", action="store_true", help="the files of examples/ instead")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     options = parser.parse_args()
+    if options.examples:
+        paths = sorted(EXAMPLES.glob("*.py"))
+        if options.json:
+            print(json.dumps([measure_example(path) for path in paths]))
+            return
+        print("| file | ops | edges | parameters | CPU s | batch |")
+        print("|---|---:|---:|---:|---:|---|")
+        for path in paths:
+            print_example(measure_example(path))
+        return
     names = options.names or list(ZOO)
     if options.json:
         print(json.dumps([measure(name) for name in names]))

@@ -334,5 +334,10 @@ ZOO: dict[str, Entry] = {
     "LSTM seq2seq": Entry("torch", lambda: (Recurrent(), sentences), loss=next_words),
     "DLRM": example("dlrm", branches=2, width=16, rows=50, columns=8),
     "CANDLE-Uno": example("candle_uno", branches=2, width=16),
+    "MMT": example("mmt", branches=2, layers=1, hidden=16, heads=2, sequence=4),
+    "GPT": example("gpt", layers=1, hidden=16, heads=2, vocabulary=20, context=8),
+    "two-tower": example("clip", layers=1, hidden=16, heads=2),
+    "U-Net": example("unet", depth=1, width=4, size=8),
+    "ResNet": example("resnet", width=4, size=32),
     "timm ResNet-50": Entry("timm", make_resnet, loss=squares),
 }  # fmt: skip
