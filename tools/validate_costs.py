@@ -39,7 +39,7 @@ from graphplan.cost.calibrate import calibrate_device
 from graphplan.cost.estimate import estimate_table
 from graphplan.cost.hardware import find_device_type
 from graphplan.cost.interpolate import expand_table
-from graphplan.cost.measure import measure_table
+from graphplan.cost.measure import ROUNDS, measure_table
 from graphplan.cost.measure_clock import Clock, find_clock
 from graphplan.cost.measure_step import STEP_EFFORT
 from graphplan.cost.measure_unit import Effort, measure_unit, repeat
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cuts", type=int, default=5, help="random cuts of every model")
     parser.add_argument("--num-stages", type=int, default=8, help="stages of a cut")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of measuring every unit")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s, as users")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hardware", action="store_true", help="measure the CPU's figures only")
     parser.add_argument("--cache", action="store_true", help="time the cache's speed-up only")

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 @click.option("--time-limit", default=5.0, show_default=True, help="Seconds of search.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the search.")
 @click.option("--pin", multiple=True, metavar="MODULE=DEVICE", help="Place a module; repeatable.")
+@click.option(
+    "--keep", multiple=True, metavar="MODULE", help="Never cut it; `layers.*`: none of them."
+)
 @click.option("--no-baselines", is_flag=True, help="Do not compute the plans to compare with.")
 @click.option("-o", "--output", default="plan.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

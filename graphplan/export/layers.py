@@ -43,7 +43,7 @@ def split_layers(plan: Plan, graph: OpGraph, *, target: str) -> LayerSplit:
                 target,
                 f"layer {container}.{index} is cut between the stages"
                 f" {', '.join(map(str, sorted(stages)))}",
-                "Search again with the layers kept whole, or use --to json.",
+                f"Search again with --keep '{container}.*', or use --to json.",
             )
     layers: list[list[int]] = [[] for _ in plan.stages.stages]
     for index, stages in sorted(stage_of_layer.items()):

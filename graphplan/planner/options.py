@@ -30,7 +30,10 @@ class SearchOptions:
     time_limit_s: float = 5.0
     seed: int = 0
     pins: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    """Modules, or patterns of modules such as `layers.*`, that are not cut."""
     together: tuple[tuple[str, ...], ...] = ()
+    """Groups of ops that are not cut."""
     baselines: bool = True
 
     def __post_init__(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -37,7 +38,7 @@ def pose_problem(
         graph,
         seconds_by_op=_sum_seconds(next(iter(tables.values()))),
         max_share=1 / num_nodes,
-        together=options.together,
+        together=(*find_modules(graph, options.keep), *options.together),
     )
     return make_problem(
         graph,
@@ -49,6 +50,25 @@ def pose_problem(
         allow_recompute=options.recompute,
         pins=options.pins,
     )
+
+
+def find_modules(graph: OpGraph, patterns: Sequence[str]) -> list[tuple[str, ...]]:
+    """The ops of every module whose path a pattern matches, part by part: `layers.*`."""
+    groups: list[tuple[str, ...]] = []
+    for pattern in patterns:
+        depth = pattern.count(".") + 1
+        ops_by_path: dict[str, list[str]] = {}
+        for op in graph.ops:
+            path = ".".join(op.module.split(".")[:depth])
+            if path.count(".") == depth - 1 and fnmatchcase(path, pattern):
+                ops_by_path.setdefault(path, []).append(op.name)
+        if not ops_by_path:
+            raise InvalidOption(
+                f"No op belongs to a module {pattern!r}, which is to be kept whole.",
+                remedy="`graphplan trace` lists the module of every op.",
+            )
+        groups += map(tuple, ops_by_path.values())
+    return groups
 
 
 def choose_training(graph: OpGraph, cluster: Cluster, options: SearchOptions) -> Training:

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -200,3 +202,22 @@ def test_a_sequential_pipeline_waits_where_a_graph_does_not() -> None:
         mlp(8, 1024), find_cluster("pcie-8", gpus=4), dataclasses.replace(QUICK, planner="equal")
     ).prices
     assert chain_stages(chain) == chain
+
+
+def test_modules_that_are_kept_are_not_cut() -> None:
+    """A pattern keeps each module that it matches whole; one that matches none is refused."""
+    park = find_cluster("pcie-8")
+    ops = [
+        msgspec.structs.replace(each, module=f"layers.{i // 4}.part")
+        for i, each in enumerate(mlp(8, 1024).ops)
+    ]
+    model = msgspec.structs.replace(mlp(8, 1024), ops=tuple(ops))
+
+    def count_pieces(**options: Any) -> int:
+        asked = dataclasses.replace(QUICK, planner="equal", micro_batch_sizes=(4,), **options)
+        stages = search_plan(model, park, asked).stages.stages
+        return sum(len({model.op_by_name[op].module for op in stage.ops}) for stage in stages)
+
+    assert count_pieces(keep=("layers.*",)) == 4 < count_pieces()
+    with pytest.raises(InvalidOption, match="kept whole"):
+        search_plan(model, park, dataclasses.replace(QUICK, keep=("blocks.*",)))
