@@ -27,7 +27,7 @@ from graphplan.nouns.problem import Problem
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.planner.collect import schedule_stages
-from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from tools.bench_partition import simulate_sequentially
@@ -113,7 +113,9 @@ def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any
     cost = CostModel(problem)
     row: dict[str, Any] = {"solver": solver, "step_s": None, "sequential_s": None}
     started, cpu = time.perf_counter(), time.process_time()
-    request = Request(evaluate=make_evaluator(cost), time_limit_s=time_limit_s)
+    request = Request(
+        evaluate=make_evaluator(cost), confirm=make_confirmer(cost), time_limit_s=time_limit_s
+    )
     try:
         answer = solve_problem(problem, solver, request)
     except GraphplanError as error:

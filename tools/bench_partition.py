@@ -38,10 +38,11 @@ from graphplan.nouns.prices import PricedStages, TransferPrice
 from graphplan.nouns.table import ProfileTable
 from graphplan.partition import SOLVERS, solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.planner.collect import FLUSH, collect_plan, schedule_stages
-from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.collect import FLUSH, collect_plan
+from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
+from graphplan.planner.search import schedule_best
 from graphplan.profiled import build_graph, build_table, guess_batch_size
 from graphplan.referee import check_parts
 from graphplan.schedule.auto import build_schedule
@@ -51,8 +52,8 @@ from graphplan.workloads import MaxLoadWorkload, ProfiledWorkload, pose_maxload,
 
 MAXLOAD_SOLVERS = ("auto", "downset", "ilp", "ilp-cbc")
 SEQUENTIAL = ":sequential"
-SCHEDULE_LIMIT_S = 1.0
-"""Time for the order of the tasks, the same for all planners."""
+SCHEDULE_LIMIT_S = 2.0
+"""Time for the order of the tasks of an answer and its alternatives, the same for all planners."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,10 +250,15 @@ def run_plan(job: Job) -> dict[str, Any]:
     graph, tables = read_graph(job.path, cluster.types)
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
     clock = Clock()
-    request = Request(evaluate=make_evaluator(cost), time_limit_s=job.time_limit_s, seed=job.seed)
+    request = Request(
+        evaluate=make_evaluator(cost),
+        confirm=make_confirmer(cost),
+        time_limit_s=job.time_limit_s,
+        seed=job.seed,
+    )
     answer = solve_problem(cost.problem, planner, request)
     spent = clock.read()
-    ready = schedule_stages(cost, answer.stages, options, time_limit_s=SCHEDULE_LIMIT_S)
+    answer, ready = schedule_best(cost, answer, options, time_limit_s=SCHEDULE_LIMIT_S)
     plan = collect_plan(graph, cost, answer, ready, options, baselines={}, costs="measured")
     value_s = plan.prediction.step_s
     if job.solver.endswith(SEQUENTIAL):

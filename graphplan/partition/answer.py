@@ -23,6 +23,8 @@ class Request:
     """The options of one solve, the same type for every solver."""
 
     evaluate: Evaluate
+    confirm: Evaluate | None = None
+    """A slower and closer evaluation, for what would be the best so far."""
     time_limit_s: float = 5.0
     seed: int = 0
     progress: Progress | None = None

@@ -48,6 +48,8 @@ class Chooser:
     def consider(self, stages: StageGraph) -> float:
         """Evaluate a stage graph as it is; keep it when it is the best."""
         step_s = self.request.evaluate(stages)
+        if step_s < self.step_s and self.request.confirm is not None:
+            step_s = self.request.confirm(stages)
         self.keep(stages, step_s)
         return step_s
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import graphplan
 from graphplan.cost.model import CostModel
-from graphplan.errors import CheckFailed
+from graphplan.errors import CheckFailed, InvalidOption, NoFeasiblePlan
 from graphplan.nouns.base import Noun
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Bound, Plan, PlannedModel, Prediction, Provenance
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
-from graphplan.nouns.schedule import Program
+from graphplan.nouns.schedule import Program, Schedule
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
 from graphplan.planner.options import SearchOptions
@@ -24,6 +25,9 @@ from graphplan.schedule.lower import lower_schedule
 from graphplan.simulate import predict_step
 
 FLUSH = WeightPolicy()
+PLAIN_ORDERS = ("1f1b", "interleaved", "zero-bubble")
+MAX_SIMULATED_TASKS = 20_000
+"""Tasks of a schedule up to which several are simulated."""
 
 
 class Scheduled(Noun, frozen=True, kw_only=True):
@@ -43,20 +47,40 @@ def schedule_stages(
     time_limit_s: float,
     sequential: bool = False,
 ) -> Scheduled:
-    """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line."""
+    """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line.
+
+    The search for a schedule knows no contention between messages, so that `auto` also simulates
+    the plain orders and takes what is best with contention.
+    """
     priced = cost.price_stages(stages, FLUSH)
     if sequential:
         priced = chain_stages(priced)
     found = build_schedule(
         priced, name=options.schedule, time_limit_s=time_limit_s, seed=options.seed
     )
-    program = lower_schedule(priced, found.schedule, FLUSH)
+    ready = [_simulate(priced, found.schedule)]
+    num_tasks = sum(map(len, found.schedule.tasks_by_device))
+    if options.schedule == "auto" and num_tasks <= MAX_SIMULATED_TASKS:
+        ready += [_simulate(priced, each) for each in _list_plain(priced, found.schedule.name)]
+    return min(ready, key=lambda each: each.prediction.step_s)
+
+
+def _simulate(priced: PricedStages, schedule: Schedule) -> Scheduled:
+    program = lower_schedule(priced, schedule, FLUSH)
     return Scheduled(
         priced=priced,
-        schedule=found.schedule.name,
+        schedule=schedule.name,
         program=program,
         prediction=predict_step(priced, program),
     )
+
+
+def _list_plain(priced: PricedStages, known: str) -> Iterator[Schedule]:
+    """Orders that take no search, as far as they apply and fit."""
+    for name in PLAIN_ORDERS:
+        if name != known:
+            with contextlib.suppress(InvalidOption, NoFeasiblePlan):
+                yield build_schedule(priced, name=name).schedule
 
 
 def collect_plan(

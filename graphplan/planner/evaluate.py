@@ -1,14 +1,13 @@
-"""Evaluation of stage graphs inside a search: 1F1B order, memory checked.
+"""Evaluation of stage graphs inside a search: 1F1B order, messages that queue, memory checked.
 
-Batches of many micro-batches are cut to a few more than the pipeline is deep; every further
-micro-batch then adds the time of the busiest device or channel. Messages of these first few do not
-wait for each other, but no step is shorter than what its busiest channel carries. The plan itself
-is simulated in full.
+Batches of many micro-batches are cut to a few more than the pipeline is deep, and again to a few
+more than those: the difference says what every further micro-batch adds, at least the time of the
+busiest device or channel. The plan itself is simulated in full.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -19,7 +18,15 @@ from graphplan.partition.answer import Evaluate
 from graphplan.planner.sequential import chain_stages
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.onefoneb import build_1f1b
+from graphplan.schedule.queued import has_contention, measure_queued
 from graphplan.schedule.quick import is_plain, measure_1f1b
+
+Window = tuple[int, int]
+"""Further micro-batches between which the pace of a pipeline in full swing is measured."""
+WINDOWS: tuple[Window, Window] = ((0, 6), (8, 24))
+"""With one stage on a device, and with several, whose turns take longer to settle."""
+LONG_WINDOWS: tuple[Window, Window] = ((24, 48), (64, 128))
+"""The same for candidates that look best."""
 
 
 def make_evaluator(
@@ -34,12 +41,18 @@ def make_evaluator(
     return evaluate
 
 
+def make_confirmer(cost: CostModel, *, sequential: bool = False) -> Evaluate:
+    """The same over more of the batch: for candidates that look best."""
+    return partial(evaluate_stages, cost, sequential=sequential, windows=LONG_WINDOWS)
+
+
 def evaluate_stages(
     cost: CostModel,
     stages: StageGraph,
     *,
     objective: str = "throughput",
     sequential: bool = False,
+    windows: tuple[Window, Window] = WINDOWS,
 ) -> float:
     """Step seconds (or what the objective asks for); infinity when a device cannot hold it."""
     priced = cost.price_stages(stages)
@@ -47,7 +60,8 @@ def evaluate_stages(
         priced = chain_stages(priced)
     if not fits_once(priced):
         return float("inf")
-    short, rest_s = shorten_batch(priced)
+    near, far = windows[_shares_devices(priced)]
+    short = shorten_batch(priced, num_further=near)
     step_s, peaks = _measure(short)
     limits = priced.memory_bytes_by_device
     if any(peak > limit for peak, limit in zip(peaks, limits, strict=True)):
@@ -57,19 +71,40 @@ def evaluate_stages(
     if objective == "latency":
         single = msgspec.structs.replace(priced, batch_size=_largest_micro_batch(priced))
         return _measure(single)[0]
-    return max(step_s + rest_s, priced.batch_size * _busiest_channel(priced))
+    return max(step_s + _measure_rest(priced, short, step_s, far), _measure_channels(priced))
 
 
 def _measure(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
     """Step seconds and peak bytes; stages that share devices take turns in interleaved order."""
-    if is_plain(priced):
+    contended = has_contention(priced)
+    if is_plain(priced) and not contended:
         return measure_1f1b(priced)
     from graphplan.schedule.interleaved import build_interleaved
 
-    shared = any(len(hosted) > 1 for hosted in priced.stages_by_device)
-    schedule = build_interleaved(priced) if shared else build_1f1b(priced)
+    build = build_interleaved if _shares_devices(priced) else build_1f1b
+    schedule = build(priced)
     found = evaluate_schedule(priced, schedule)
-    return found.step_s, found.peak_bytes_by_device
+    step_s = measure_queued(priced, schedule) if contended else found.step_s
+    return step_s, found.peak_bytes_by_device
+
+
+def _measure_rest(
+    priced: PricedStages, short: PricedStages, short_s: float, num_further: int
+) -> float:
+    """Seconds of the samples that were left out: at the pace of a few further ones."""
+    left = priced.batch_size - short.batch_size
+    if not left:
+        return 0.0
+    longer = shorten_batch(priced, num_further=num_further)
+    pace_s = (_measure(longer)[0] - short_s) / (longer.batch_size - short.batch_size)
+    busiest_s = max(
+        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
+    )
+    return left * max(pace_s, busiest_s)
+
+
+def _shares_devices(priced: PricedStages) -> bool:
+    return any(len(hosted) > 1 for hosted in priced.stages_by_device)
 
 
 def fits_once(priced: PricedStages) -> bool:
@@ -81,15 +116,11 @@ def fits_once(priced: PricedStages) -> bool:
     return True
 
 
-def shorten_batch(priced: PricedStages) -> tuple[PricedStages, float]:
-    """A shorter batch with the same start and end, and the seconds of what was cut out."""
+def shorten_batch(priced: PricedStages, *, num_further: int) -> PricedStages:
+    """A shorter batch with the same start and end, and so many further micro-batches between."""
     depth = max(priced.heights) + 1
-    kept = min(priced.batch_size, _largest_micro_batch(priced) * (depth + 4))
-    busiest_s = max(
-        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
-    )
-    rest_s = (priced.batch_size - kept) * max(busiest_s, _busiest_channel(priced))
-    return msgspec.structs.replace(priced, batch_size=kept), rest_s
+    kept = min(priced.batch_size, _largest_micro_batch(priced) * (depth + 4 + num_further))
+    return msgspec.structs.replace(priced, batch_size=kept)
 
 
 def _seconds_per_sample(priced: PricedStages, s: int) -> float:
@@ -97,15 +128,15 @@ def _seconds_per_sample(priced: PricedStages, s: int) -> float:
     return (stage.forward_s + stage.backward_s) / stage.micro_batch_size
 
 
-def _busiest_channel(priced: PricedStages) -> float:
-    """Seconds of one sample on the channel that carries most."""
+def _measure_channels(priced: PricedStages) -> float:
+    """Seconds of the batch on the channel that carries most."""
     busy: dict[str, float] = {}
     for transfer in priced.transfers:
         size = priced.stages[transfer.src].micro_batch_size
         for message in transfer.messages:
             seconds = message.seconds / size
             busy[message.channel] = busy.get(message.channel, 0.0) + seconds
-    return max(busy.values(), default=0.0)
+    return priced.batch_size * max(busy.values(), default=0.0)
 
 
 def _largest_micro_batch(priced: PricedStages) -> int:

@@ -21,7 +21,7 @@ from graphplan.nouns.plan import Plan
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Progress, Request
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
-from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, pose_problem
 
@@ -54,7 +54,9 @@ def search_plan(
     if options.baselines:
         rivals = _solve_baselines(cost, options, request, BASELINES)
     answer = solve_problem(cost.problem, options.planner, request)
-    answer, ready = _schedule_best(cost, answer, options)
+    answer, ready = schedule_best(
+        cost, answer, options, time_limit_s=SCHEDULE_SHARE * options.time_limit_s
+    )
     if options.planner == "auto" and options.objective == "throughput":
         answer, ready = min(
             [(answer, ready), *rivals.values()], key=lambda each: each[1].prediction.step_s
@@ -73,14 +75,14 @@ def search_plan(
     )
 
 
-def _schedule_best(
-    cost: CostModel, answer: Answer, options: SearchOptions
+def schedule_best(
+    cost: CostModel, answer: Answer, options: SearchOptions, *, time_limit_s: float
 ) -> tuple[Answer, Scheduled]:
     """The answer or an alternative of it, whichever simulates best under its own best schedule."""
     graphs = [answer.stages]
     if options.objective == "throughput":
         graphs += answer.alternatives
-    limit_s = SCHEDULE_SHARE * options.time_limit_s / len(graphs)
+    limit_s = time_limit_s / len(graphs)
     ready = [schedule_stages(cost, stages, options, time_limit_s=limit_s) for stages in graphs]
     best = min(range(len(graphs)), key=lambda i: ready[i].prediction.step_s)
     return msgspec.structs.replace(answer, stages=graphs[best], alternatives=()), ready[best]
@@ -96,6 +98,9 @@ def make_request(
     """What solvers are asked; one request remembers the answers of all of them."""
     return Request(
         evaluate=make_evaluator(cost, objective=options.objective, sequential=sequential),
+        confirm=make_confirmer(cost, sequential=sequential)
+        if options.objective == "throughput"
+        else None,
         time_limit_s=(SEQUENTIAL_SHARE if sequential else SOLVER_SHARE) * options.time_limit_s,
         seed=options.seed,
         progress=progress,

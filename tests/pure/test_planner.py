@@ -27,6 +27,9 @@ from graphplan.schedule.auto import build_schedule
 from tests.pure.opgraphs import graph, mlp, op, spec
 
 QUICK = SearchOptions(batch_size=32, planner="chain", time_limit_s=60.0)
+EQUAL = SearchOptions(
+    batch_size=32, planner="equal", schedule="1f1b", micro_batch_sizes=(4,), baselines=False
+)
 
 
 def towers(num_towers: int = 2, length: int = 4, width: int = 2048) -> OpGraph:
@@ -194,13 +197,11 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 def test_a_sequential_pipeline_waits_where_a_graph_does_not() -> None:
     """Branches in one line take longer; what already is a chain stays as it is."""
-    branches = search_plan(towers(), find_cluster("pcie-8"), QUICK).prices
+    branches = search_plan(towers(), find_cluster("pcie-8"), EQUAL).prices
     assert len(branches.edges) < len(chain_stages(branches).edges)
     steps = [build_schedule(p, name="1f1b").step_s for p in (branches, chain_stages(branches))]
     assert steps[0] < steps[1]
-    chain = search_plan(
-        mlp(8, 1024), find_cluster("pcie-8", gpus=4), dataclasses.replace(QUICK, planner="equal")
-    ).prices
+    chain = search_plan(mlp(8, 1024), find_cluster("pcie-8", gpus=4), EQUAL).prices
     assert chain_stages(chain) == chain
 
 
@@ -214,7 +215,7 @@ def test_modules_that_are_kept_are_not_cut() -> None:
     model = msgspec.structs.replace(mlp(8, 1024), ops=tuple(ops))
 
     def count_pieces(**options: Any) -> int:
-        asked = dataclasses.replace(QUICK, planner="equal", micro_batch_sizes=(4,), **options)
+        asked = dataclasses.replace(EQUAL, **options)
         stages = search_plan(model, park, asked).stages.stages
         return sum(len({model.op_by_name[op].module for op in stage.ops}) for stage in stages)
 
