@@ -1,12 +1,14 @@
 """Step time of every schedule over the lower bound, on a fixed suite of stage graphs.
 
     python tools/bench_schedules.py --json schedules.json
+    python tools/bench_schedules.py --json schedules.json --minutes 7   # again and again, in parts
 
 The suite: chains of 2 to 16 stages, and 2- and 4-branch graphs whose branches meet in a last stage;
 balanced (F = I = W = 1) and uneven times; free messages, and messages of a fifth of a forward plus
 latency; every device has room for the activations of 1F1B's fullest stage. A second, smaller suite
 has several stages on a device and room for the interleaved order. Gaps are percent over the best
-bound known for that instance.
+bound known for that instance. Auto's answers are lowered, judged by the referee and simulated with
+contention too. With `--minutes` the rows that the file has are kept and only the others measured.
 """
 
 from __future__ import annotations
@@ -20,20 +22,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from graphplan.nouns.dag import collect_neighbours, measure_heights
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import Message, PricedStages, StagePrice, TransferPrice
 from graphplan.nouns.schedule import Schedule
+from graphplan.referee import check_program
 from graphplan.schedule.auto import ScheduleAnswer, build_schedule
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.greedy import build_list
 from graphplan.schedule.interleaved import build_interleaved
 from graphplan.schedule.kfkb import build_kfkb
+from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.modulo import build_modulo, solve_period
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.shop import make_shop
 from graphplan.schedule.zerobubble import build_zero_bubble
+from graphplan.simulate import predict_step
 
 SAVED_BYTES = 2
 ALONE: dict[str, Callable[[PricedStages], Schedule]] = {
@@ -64,11 +71,17 @@ class Instance:
     stages_per_device: int
     priced: PricedStages
 
+    @property
+    def name(self) -> str:
+        """What distinguishes it from all others."""
+        return f"{self.shape}/{self.num_micro_batches}/{self.times}/{self.messages}"
+
 
 @dataclass(frozen=True)
 class Row:
     """What the schedules reach on one instance."""
 
+    name: str
     family: str
     shape: str
     stages: int
@@ -82,6 +95,7 @@ class Row:
     whole_bound_s: float
     whole_proven: bool
     seconds: float
+    simulated_s: float
     step_s: dict[str, float]
     fits: dict[str, bool]
 
@@ -204,6 +218,7 @@ def measure_instance(instance: Instance, *, time_limit_s: float) -> Row:
         step_s[name] = check_answer(priced, answer)
         fits[name] = True
     return Row(
+        name=instance.name,
         family=instance.family,
         shape=instance.shape,
         stages=len(priced.stages),
@@ -217,6 +232,7 @@ def measure_instance(instance: Instance, *, time_limit_s: float) -> Row:
         whole_bound_s=whole.bound_s,
         whole_proven=whole.proven,
         seconds=seconds,
+        simulated_s=simulate_answer(priced, auto),
         step_s=step_s,
         fits=fits,
     )
@@ -227,6 +243,13 @@ def check_answer(priced: PricedStages, answer: ScheduleAnswer) -> float:
     found = evaluate_schedule(priced, answer.schedule)
     assert found.fits and answer.bound_s <= found.step_s * (1 + 1e-6)
     return found.step_s
+
+
+def simulate_answer(priced: PricedStages, answer: ScheduleAnswer) -> float:
+    """The step time with transfers that wait for their channels, of a program that is legal."""
+    program = lower_schedule(priced, answer.schedule, WeightPolicy(name="flush"))
+    assert check_program(priced, program, WeightPolicy(name="flush")).is_legal
+    return predict_step(priced, program).step_s
 
 
 def measure_zero_bubble() -> dict[str, float]:
@@ -273,7 +296,9 @@ def summarise(rows: list[Row]) -> dict[str, float]:
         "whole_mean_gap": statistics.mean(whole),
         "whole_worst_gap": max(whole),
         "whole_proven": statistics.mean(row.whole_proven for row in rows),
+        "simulated_mean_gap": statistics.mean(row.simulated_s / row.bound_s - 1 for row in rows),
         "mean_seconds": statistics.mean(row.seconds for row in rows),
+        "worst_seconds": max(row.seconds for row in rows),
     }
 
 
@@ -300,31 +325,64 @@ def format_table(rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main() -> None:
-    """Run the suite, print the tables, write the rows."""
+def measure_suite(
+    title: str, instances: list[Instance], known: list[Row], *, time_limit_s: float, until_s: float
+) -> list[Row]:
+    """The rows of the instances: those known, and what the time is enough for of the others."""
+    row_by_name = {row.name: row for row in known}
+    for number, each in enumerate(instances):
+        if each.name not in row_by_name and time.monotonic() < until_s:
+            print(f"{title} {number + 1}: {each.name}", file=sys.stderr, flush=True)
+            row_by_name[each.name] = measure_instance(each, time_limit_s=time_limit_s)
+    return [row_by_name[each.name] for each in instances if each.name in row_by_name]
+
+
+def print_suite(title: str, rows: list[Row], num_instances: int) -> None:
+    """The figures and the table of a suite, and how much of it they stand for."""
+    print(f"\n{title}: {len(rows)} of {num_instances} instances")
+    if rows:
+        print(f"{json.dumps(summarise(rows))}\n\n{format_table(rows)}", flush=True)
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, help="write all rows and figures to this file")
+    parser.add_argument("--minutes", type=float, help="keep the file's rows, add some, then stop")
     parser.add_argument("--time-limit", type=float, default=4.0, help="seconds of one search")
     parser.add_argument("--every", type=int, default=1, help="take only every n-th instance")
     parser.add_argument("--shape", default="", help="take only shapes that start with this")
     options = parser.parse_args()
-    tables = {}
-    for title, instances in (("one stage a device", list_instances()), ("shared", list_shared())):
-        chosen = [each for each in instances if each.shape.startswith(options.shape)]
-        rows = []
-        for number, each in enumerate(chosen[:: options.every]):
-            print(f"{title} {number + 1}: {each.shape}", file=sys.stderr, flush=True)
-            rows.append(measure_instance(each, time_limit_s=options.time_limit))
+    if options.minutes and not options.json:
+        parser.error("--minutes needs a file to continue: add --json schedules.json")
+    return options
+
+
+def main() -> None:
+    """Run the suites or some more of them, print the tables, write the rows."""
+    options = parse_options()
+    is_part = options.minutes is not None
+    until_s = time.monotonic() + 60 * options.minutes if is_part else float("inf")
+    old = json.loads(options.json.read_text()) if is_part and options.json.exists() else {}
+    figures: dict[str, Any] = {"time_limit_s": options.time_limit}
+    if old and old["time_limit_s"] != options.time_limit:
+        sys.exit(f"{options.json} was measured with --time-limit {old['time_limit_s']}.")
+    for title, suite in (("one stage a device", list_instances()), ("shared", list_shared())):
+        chosen = [each for each in suite if each.shape.startswith(options.shape)][:: options.every]
+        known = [Row(**row) for row in old.get(title, {}).get("rows", [])]
+        rows = measure_suite(title, chosen, known, time_limit_s=options.time_limit, until_s=until_s)
+        print_suite(title, rows, len(chosen))
         if rows:
-            tables[title] = {"summary": summarise(rows), "rows": [asdict(row) for row in rows]}
-            print(f"\n{title}: {json.dumps(summarise(rows))}\n\n{format_table(rows)}", flush=True)
-    zero_bubble = measure_zero_bubble()
-    print(f"\nzero bubble, 8 stages x 32 micro-batches: {json.dumps(zero_bubble)}")
-    modulo = measure_modulo()
-    print(f"\nmodulo, several stages on a device: {json.dumps(modulo)}")
+            figures[title] = {"summary": summarise(rows), "rows": [asdict(row) for row in rows]}
+        if options.json:
+            options.json.write_text(json.dumps({**old, **figures}, indent=1) + "\n")
+    if time.monotonic() < until_s:
+        figures["zero_bubble"] = measure_zero_bubble()
+        print(f"\nzero bubble, 8 x 32: {json.dumps(figures['zero_bubble'])}")
+        figures["modulo"] = measure_modulo()
+        print(f"\nmodulo, several stages on a device: {json.dumps(figures['modulo'])}")
     if options.json:
-        text = json.dumps({"zero_bubble": zero_bubble, "modulo": modulo, **tables}, indent=1)
-        options.json.write_text(text + "\n")
+        options.json.write_text(json.dumps({**old, **figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

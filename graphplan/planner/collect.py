@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 
 import graphplan
 from graphplan.cost.model import CostModel
@@ -20,12 +20,12 @@ from graphplan.planner.options import SearchOptions
 from graphplan.planner.sequential import chain_stages
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
-from graphplan.schedule.auto import build_schedule
+from graphplan.schedule.auto import FIXED, build_schedule
 from graphplan.schedule.lower import lower_schedule
+from graphplan.schedule.pool import TOLERANCE
 from graphplan.simulate import predict_step
 
 FLUSH = WeightPolicy()
-PLAIN_ORDERS = ("1f1b", "interleaved", "zero-bubble")
 MAX_SIMULATED_TASKS = 20_000
 """Tasks of a schedule up to which several are simulated."""
 
@@ -47,25 +47,36 @@ def schedule_stages(
     time_limit_s: float,
     sequential: bool = False,
 ) -> Scheduled:
-    """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line.
-
-    The search for a schedule knows no contention between messages, so that `auto` also simulates
-    the plain orders and takes what is best with contention.
-    """
+    """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line."""
     priced = cost.price_stages(stages, FLUSH)
     if sequential:
         priced = chain_stages(priced)
-    found = build_schedule(
-        priced, name=options.schedule, time_limit_s=time_limit_s, seed=options.seed
+    return schedule_prices(
+        priced, schedule=options.schedule, time_limit_s=time_limit_s, seed=options.seed
     )
-    ready = [_simulate(priced, found.schedule)]
+
+
+def schedule_prices(
+    priced: PricedStages, *, schedule: str = "auto", time_limit_s: float = 10.0, seed: int = 0
+) -> Scheduled:
+    """The named schedule lowered and simulated; auto is the best in simulated step time.
+
+    The search of auto lets messages pass each other. Where they have to wait in the simulation, the
+    orders that take no search compete with its answer once more.
+    """
+    found = build_schedule(priced, name=schedule, time_limit_s=time_limit_s, seed=seed)
+    ready = [_simulate_schedule(priced, found.schedule)]
+    waits = ready[0].prediction.step_s > found.step_s * (1 + TOLERANCE)
     num_tasks = sum(map(len, found.schedule.tasks_by_device))
-    if options.schedule == "auto" and num_tasks <= MAX_SIMULATED_TASKS:
-        ready += [_simulate(priced, each) for each in _list_plain(priced, found.schedule.name)]
+    if schedule == "auto" and waits and num_tasks <= MAX_SIMULATED_TASKS:
+        for name in FIXED:
+            with suppress(InvalidOption, NoFeasiblePlan):
+                rival = build_schedule(priced, name=name)
+                ready.append(_simulate_schedule(priced, rival.schedule))
     return min(ready, key=lambda each: each.prediction.step_s)
 
 
-def _simulate(priced: PricedStages, schedule: Schedule) -> Scheduled:
+def _simulate_schedule(priced: PricedStages, schedule: Schedule) -> Scheduled:
     program = lower_schedule(priced, schedule, FLUSH)
     return Scheduled(
         priced=priced,
@@ -73,14 +84,6 @@ def _simulate(priced: PricedStages, schedule: Schedule) -> Scheduled:
         program=program,
         prediction=predict_step(priced, program),
     )
-
-
-def _list_plain(priced: PricedStages, known: str) -> Iterator[Schedule]:
-    """Orders that take no search, as far as they apply and fit."""
-    for name in PLAIN_ORDERS:
-        if name != known:
-            with contextlib.suppress(InvalidOption, NoFeasiblePlan):
-                yield build_schedule(priced, name=name).schedule
 
 
 def collect_plan(

@@ -12,6 +12,7 @@ time does not matter: a stack then replaces the heap, with the same result.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -25,8 +26,8 @@ def run_python(compiled: Compiled, *, contention: bool = True) -> Times:
     """Run to the end, or until all devices wait; `contention=False` lets messages overlap.
 
     One loop, written out: calls would cost as much as the work. Large programs are bound by memory,
-    so that what many tasks or messages have in common is one tuple for all of them, and what a
-    device posts is read from front to back.
+    so that what many tasks or messages have in common is one tuple for all of them, what a device
+    posts is read from front to back, and what is read once or twice is an array of plain numbers.
     """
     tasks, messages = compiled.tasks, compiled.messages
     by_time = contention and compiled.has_shared_channel
@@ -35,11 +36,11 @@ def run_python(compiled: Compiled, *, contention: bool = True) -> Times:
     facts_of, link_of = _list_facts(compiled), _list_links(compiled)
     posts_of = _list_posts(compiled)
     group_of = _map_groups(compiled)
-    consumer = messages.consumer.tolist()
+    consumer = array("q", messages.consumer.tobytes())
     reached, last = tasks.first[:-1].tolist(), tasks.first[1:].tolist()
     missing = compiled.num_missing.tolist()
     ready = [0.0] * (len(tasks.stage) + 1)  # when all that has come was there; at last the start
-    posted, sent = [-1.0] * len(consumer), [-1.0] * len(consumer)
+    posted, sent = (array("d", [-1.0]) * len(consumer) for _ in range(2))
     free = [0.0] * len(compiled.channels)
     next_end = 0.0
     queue: list[tuple[float, int]] = [(0.0, device) for device in range(compiled.num_devices)]
@@ -105,7 +106,7 @@ def run_python(compiled: Compiled, *, contention: bool = True) -> Times:
     return Times(
         start_s,
         np.where(has_run, start_s + tasks.seconds, -1.0),
-        np.fromiter(sent, dtype=np.float64, count=len(sent)),
+        np.frombuffer(sent, dtype=np.float64),
     )
 
 
@@ -135,7 +136,7 @@ def _list_posts(compiled: Compiled) -> list[Iterator[int]]:
     stream[np.arange(len(slot)) + slot] = compiled.post_message
     device_slot = compiled.tasks.first + np.arange(len(compiled.tasks.first))
     bounds = (first[np.minimum(device_slot, num_slots)] + device_slot).tolist()
-    return [iter(stream[a:b].tolist()) for a, b in pairwise(bounds)]
+    return [iter(array("q", stream[a:b].tobytes())) for a, b in pairwise(bounds)]
 
 
 def _map_groups(compiled: Compiled) -> dict[int, list[int]]:
