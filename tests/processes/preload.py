@@ -10,5 +10,5 @@ from tests.processes.training import capture_case
 torch.set_num_threads(1)
 for name in CASES:
     capture_case(name, torch.float64)
-for name in ("chain", "mmt"):
+for name in ("chain", "towers", "unet", "mmt", "tied", "frozen"):
     capture_case(name, torch.float32)
