@@ -10,9 +10,11 @@ Each prints a table; --json FILE writes the figures. Times are compared within o
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from graphplan.files import read_noun, write_noun
+from graphplan.nouns.plan import Plan
+from graphplan.nouns.prices import Message, PricedStages, TransferPrice
+from graphplan.schedule.auto import build_schedule
+from graphplan.schedule.lower import lower_schedule
+from graphplan.simulate import predict_step
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 # -- beside torch ----------------------------------------------------------------------------------
@@ -172,19 +184,178 @@ def _make_ours(rank: int, case: dict[str, int]) -> Callable[[], None]:
     return step
 
 
+# -- emulated --------------------------------------------------------------------------------------
+
+EMULATED = {"cluster": "summit", "gpus": 8, "memory": "5GB"}
+"""Memory for no more than two thirds of the model's training state: a device cannot hold it all."""
+SEQUENTIAL = ("chain", "equal", "downset")
+"""Planners whose plans are executed one stage after the other."""
+
+
+def compare_emulated(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Simulated and emulated step times of a graph plan and of the best sequential plan."""
+    from graphplan.capture import load_model_file, trace_model_file
+    from graphplan.cli.options import load_cluster
+    from graphplan.planner.options import SearchOptions
+    from graphplan.planner.search import search_plan
+
+    graph = trace_model_file(load_model_file(EXAMPLES / "mmt.py")).graph
+    cluster = load_cluster(EMULATED["cluster"], EMULATED["gpus"], EMULATED["memory"])  # type: ignore[arg-type]
+    options = SearchOptions(batch_size=128, micro_batch_sizes=(16,), baselines=False)
+    chained = [
+        chain_plan(search_plan(graph, cluster, dataclasses.replace(options, planner=planner)))
+        for planner in SEQUENTIAL
+    ]
+    plans = {
+        "graph": search_plan(graph, cluster, options),
+        "sequential": min(chained, key=lambda plan: plan.prediction.step_s),
+    }
+    found = [_emulate(name, plan, arguments) for name, plan in plans.items()]
+    for key in ("simulated_s", "measured_s"):
+        print(f"speed-up of the graph plan, {key[:-2]}: {found[1][key] / found[0][key]:.3f}x")
+    return found
+
+
+def chain_plan(plan: Plan) -> Plan:
+    """The plan executed sequentially: every stage also waits for the one before it.
+
+    Published sequential planners do so; the added dependencies carry no bytes and take no time.
+    """
+    priced = plan.prices
+    extra = [(s, s + 1) for s in range(len(priced.stages) - 1) if (s, s + 1) not in priced.edges]
+    chained = msgspec.structs.replace(
+        priced,
+        edges=tuple(sorted([*priced.edges, *extra])),
+        backward_edges=tuple(sorted([*priced.backward_edges, *extra])),
+        transfers=(
+            *priced.transfers,
+            *(_send_nothing(priced, a, b) for a, b in extra),
+            *(_send_nothing(priced, b, a) for a, b in extra),
+        ),
+    )
+    schedule = build_schedule(chained, time_limit_s=1.0).schedule
+    program = lower_schedule(chained, schedule, plan.policy)
+    return msgspec.structs.replace(
+        plan,
+        prices=chained,
+        program=tuple(str(program).split("\n")),
+        prediction=predict_step(chained, program),
+    )
+
+
+def _send_nothing(priced: PricedStages, src: int, dst: int) -> TransferPrice:
+    senders, readers = priced.stages[src].devices, priced.stages[dst].devices
+    pairs = [(senders[i % len(senders)], reader) for i, reader in enumerate(readers)]
+    messages = tuple(
+        Message(src=a, dst=b, bytes=0, seconds=0.0, latency_s=0.0, channel=f"nothing {a}>{b}")
+        for a, b in pairs
+        if a != b
+    )
+    return TransferPrice(src=src, dst=dst, backward=src > dst, messages=messages)
+
+
+def _emulate(name: str, plan: Plan, arguments: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        write_noun(plan, path)
+        facts = call_graphplan("run", path, "--emulate", "--steps", arguments.steps)
+    simulated_s, measured_s = plan.prediction.step_s, statistics.median(facts["step_s"][1:])
+    tasks_s = sorted(stage.forward_s for stage in plan.prices.stages)
+    row = {
+        "plan": name,
+        "planner": plan.provenance.planner,
+        "stages": len(plan.stages.stages),
+        "median_forward_s": statistics.median(tasks_s),
+        "simulated_s": simulated_s,
+        "measured_s": measured_s,
+        "error": simulated_s / measured_s - 1,
+    }
+    print(
+        f"{name:12s} by {row['planner']:10s} {row['stages']:2d} stages, median forward"
+        f" {row['median_forward_s'] * 1e3:.1f} ms   simulated {simulated_s:.4f} s"
+        f"   measured {measured_s:.4f} s   simulated is {row['error']:+.1%} off",
+        flush=True,
+    )
+    return row
+
+
+# -- predicted -------------------------------------------------------------------------------------
+
+PREDICTED: dict[str, tuple[str, ...]] = {
+    "mmt.py": ("branches=2", "layers=2", "hidden=256", "heads=4", "sequence=64"),
+    "candle_uno.py": ("layers=3", "hidden=1024"),
+    "gpt.py": ("layers=4", "hidden=256", "heads=4", "sequence=64"),
+    "unet.py": (),
+}
+"""Models of examples/ in sizes whose tasks take some milliseconds on one thread."""
+
+
+def compare_predicted(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Profile, search and run each model on two ranks of one thread, as a user does."""
+    found = []
+    for name, settings in PREDICTED.items():
+        if arguments.models and name not in arguments.models:
+            continue
+        model = [EXAMPLES / name, *(word for each in settings for word in ("--set", each))]
+        with tempfile.TemporaryDirectory() as folder:
+            table, plan = Path(folder, "table.json"), Path(folder, "plan.json")
+            call_graphplan(
+                "profile", *model, "--device", "cpu", "--batch-sizes", "4,8", "-o", table
+            )
+            made = ("--cluster", "cpu", "--gpus", 2, "--batch", 32, "--micro-batch", 8)
+            call_graphplan("search", *model, *made, "--costs", table, "--no-baselines", "-o", plan)
+            facts = call_graphplan("run", plan, *model, "--device", "cpu", "--steps", 12)
+            row = _compare_step(name, read_noun(plan, Plan), facts)
+        found.append(row)
+        print(
+            f"{name:14s} {row['stages']} stages, {row['schedule']:12s}"
+            f" predicted {row['predicted_s']:.4f} s   measured {row['measured_s']:.4f} s"
+            f" (fastest {row['fastest_s']:.4f})   error {row['error']:+.1%}",
+            flush=True,
+        )
+    return found
+
+
+def _compare_step(name: str, plan: Plan, facts: dict[str, Any]) -> dict[str, Any]:
+    measured_s = statistics.median(facts["step_s"][2:])
+    return {
+        "model": name,
+        "stages": len(plan.stages.stages),
+        "schedule": plan.provenance.schedule,
+        "predicted_s": plan.prediction.step_s,
+        "measured_s": measured_s,
+        "fastest_s": min(facts["step_s"]),
+        "error": plan.prediction.step_s / measured_s - 1,
+    }
+
+
 # -- main ------------------------------------------------------------------------------------------
+
+
+def call_graphplan(*words: object) -> dict[str, Any]:
+    """What a command prints with --json."""
+    command = [sys.executable, "-m", "graphplan", *map(str, words), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def main() -> None:
     """Run one part."""
+    parts = {
+        "torch": compare_with_torch,
+        "emulate": compare_emulated,
+        "predict": compare_predicted,
+    }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=["torch"])
+    parser.add_argument("part", choices=list(parts))
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20, help="Steps of a round.")
+    parser.add_argument("--steps", type=int, default=20, help="Steps of a round, or of a run.")
+    parser.add_argument("--models", nargs="+", help="predict: these files of examples/ only.")
     parser.add_argument("--json", dest="path", help="Write the figures there.")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = {"torch": compare_with_torch}[arguments.part](arguments)
+    found = parts[arguments.part](arguments)
     if arguments.path:
         Path(arguments.path).write_text(json.dumps(found, indent=1))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,10 +20,15 @@ JOB_SECONDS = 300
 
 
 class Crew:
-    """Runs a function on ranks 0..n-1 of a fresh gloo group and returns what each of them gave."""
+    """Runs a function on ranks 0..n-1 of a fresh gloo group and returns what each of them gave.
 
-    def __init__(self, folder: Path) -> None:
+    Members come from a process that has captured the models of this folder; those of `fork`, from
+    this one, with whatever it has captured.
+    """
+
+    def __init__(self, folder: Path, *, method: Literal["forkserver", "fork"] = "forkserver"):
         self.folder = folder
+        self.method = method
         self.num_jobs = 0
         self.members: list[tuple[BaseProcess, Connection]] = []
 
@@ -57,8 +62,7 @@ class Crew:
         return answers
 
     def _hire(self) -> None:
-        # Members are forks of one process that has imported and captured everything.
-        context = multiprocessing.get_context("forkserver")
+        context: Any = multiprocessing.get_context(self.method)
         context.set_forkserver_preload(["tests.processes.preload"])
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), daemon=True)

@@ -215,6 +215,11 @@ CASES: dict[str, Case] = {
         floats((WIDTH,), (WIDTH,)),
         {f"blocks.{i}": i for i in range(4)},
     ),
+    "long": Case(
+        lambda: Chain(8),
+        floats((WIDTH,), (WIDTH,)),
+        {f"blocks.{i}": i for i in range(8)},
+    ),
     "towers": Case(
         Towers,
         floats((WIDTH,), (3,), (WIDTH,)),

@@ -8,28 +8,48 @@ import pytest
 import torch
 
 from tests.processes.crew import Crew
-from tests.processes.training import Result, Setup, train_pipeline, train_whole
+from tests.processes.training import (
+    Result,
+    Setup,
+    train_dtypes,
+    train_pipeline,
+    train_whole,
+)
 
 TOLERANCE = 1e-10
+TOLERANCES = {torch.float64: TOLERANCE, torch.float32: 1e-5}
 
 
-def assert_equal_training(crew: Crew, setup: Setup, *, num_parts: int = 1) -> list[Result]:
+def assert_equal_training(crew: Crew, setup: Setup, *, num_parts: int = 1) -> None:
     """Losses on every rank, and the weights of every rank, are those of the whole model."""
     clip_norm = setup.pipeline.get("clip_norm")
     wanted = train_whole(setup, clip_norm=clip_norm, num_parts=num_parts)
     results: list[Result] = crew.run(setup.num_ranks, train_pipeline, setup)
+    assert_equal_results(results, wanted, TOLERANCE)
+
+
+def assert_equal_in_dtypes(crew: Crew, setup: Setup) -> None:
+    """The same in double and in single precision."""
+    results: list[list[Result]] = crew.run(setup.num_ranks, train_dtypes, setup, list(TOLERANCES))
+    for place, (dtype, tolerance) in enumerate(TOLERANCES.items()):
+        wanted = train_whole(setup, dtype=dtype)
+        assert_equal_results([each[place] for each in results], wanted, tolerance)
+
+
+def assert_equal_results(results: list[Result], wanted: Result, tolerance: float) -> None:
+    """What the ranks found is what one process found, and nothing is missing."""
     for result in results:
-        assert result.losses == pytest.approx(wanted.losses, abs=TOLERANCE, rel=TOLERANCE)
+        assert result.losses == pytest.approx(wanted.losses, abs=tolerance, rel=tolerance)
         for name, tensor in result.weights.items():
             assert torch.isfinite(tensor).all(), name
             torch.testing.assert_close(
-                tensor, wanted.weights[name], atol=TOLERANCE, rtol=TOLERANCE, msg=name
+                tensor, wanted.weights[name], atol=tolerance, rtol=tolerance, msg=name
             )
     trained = {name for result in results for name in result.weights}
     assert trained >= {n for n in wanted.weights if n not in ("out.weight",)}
-    return results
 
 
+NUM_STEPS = 10
 ONE_EACH = [(0,), (1,), (2,), (3,)]
 SHAPES: dict[str, Setup] = {
     "chain": Setup(case="chain", devices=ONE_EACH),
@@ -46,10 +66,27 @@ SHAPES: dict[str, Setup] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_schedule_on_every_shape(crew: Crew, shape: str, schedule: str) -> None:
     """Losses and weights equal those of one process, for every order of the tasks."""
-    assert_equal_training(crew, dataclasses.replace(SHAPES[shape], schedule=schedule))
+    setup = dataclasses.replace(SHAPES[shape], schedule=schedule, num_steps=NUM_STEPS)
+    assert_equal_in_dtypes(crew, setup)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble", "list"])
+INTERLEAVED: dict[str, Setup] = {
+    "chain": Setup(case="chain", devices=[(0,), (1,), (0,), (1,)]),
+    "towers": Setup(case="towers", devices=[(0,), (1,), (0,)]),
+    "unet": Setup(case="unet", devices=[(0,), (1,), (1,), (0,)]),
+    "mmt": Setup(case="mmt", devices=[(0,), (1,), (1,)]),
+    "replicated": Setup(case="towers", devices=[(0, 1), (2, 3), (0, 1)]),
+}
+
+
+@pytest.mark.parametrize("shape", INTERLEAVED)
+def test_interleaved_on_every_shape(crew: Crew, shape: str) -> None:
+    """The schedule that needs several stages on a device."""
+    setup = dataclasses.replace(INTERLEAVED[shape], schedule="interleaved", num_steps=NUM_STEPS)
+    assert_equal_in_dtypes(crew, setup)
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "list"])
 @pytest.mark.parametrize(
     ("case", "devices"),
     [
@@ -57,6 +94,7 @@ def test_every_schedule_on_every_shape(crew: Crew, shape: str, schedule: str) ->
         ("chain", [(0, 1), (2, 3), (0, 1), (2, 3)]),
         ("unet", [(0,), (1,), (1,), (0,)]),
         ("tied", [(0,), (1,), (0,)]),
+        ("mmt", [(0, 1), (2,), (0, 1)]),
     ],
 )
 def test_several_stages_on_a_device_in_turn(

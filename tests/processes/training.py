@@ -118,17 +118,28 @@ def read_weights(pipeline: Pipeline) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in pipeline.weights.items()}
 
 
-def train_pipeline(setup: Setup) -> Result:
+def train_pipeline(setup: Setup, dtype: torch.dtype = torch.float64) -> Result:
     """Train on this rank's part of the plan; the weights are those of its stages."""
-    pipeline = make_pipeline(setup)
+    pipeline = make_pipeline(setup, dtype=dtype)
     losses = [pipeline.step(batch) for batch in make_batches(setup)]
     return Result(losses, read_weights(pipeline))
 
 
-def train_whole(setup: Setup, *, clip_norm: float | None = None, num_parts: int = 1) -> Result:
+def train_dtypes(setup: Setup, dtypes: Sequence[torch.dtype]) -> list[Result]:
+    """The same training in several precisions."""
+    return [train_pipeline(setup, dtype) for dtype in dtypes]
+
+
+def train_whole(
+    setup: Setup,
+    *,
+    clip_norm: float | None = None,
+    num_parts: int = 1,
+    dtype: torch.dtype = torch.float64,
+) -> Result:
     """Train the eager model in this process, on whole batches or on `num_parts` equal parts."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    held = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
         model, case = build_model(setup), CASES[setup.case]
         optimizer = make_optimizer(setup, [p for p in model.parameters() if p.requires_grad])
@@ -145,4 +156,4 @@ def train_whole(setup: Setup, *, clip_norm: float | None = None, num_parts: int 
             optimizer.zero_grad()
         return Result(losses, model.state_dict())
     finally:
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(held)

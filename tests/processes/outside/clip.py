@@ -11,7 +11,11 @@ from torch import nn
 def build() -> nn.Module:
     from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
 
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    layers: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     text = CLIPTextConfig(vocab_size=99, hidden_size=32, max_position_embeddings=16, **layers)
     vision = CLIPVisionConfig(hidden_size=32, image_size=32, patch_size=8, **layers)
     config = CLIPConfig(
