@@ -18,6 +18,7 @@ PolicyName = Literal[
     "local",
 ]
 POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
+DirectionForm = Literal["optimizer", "displacement"]
 
 
 class WeightPolicy(Noun, frozen=True, kw_only=True):
@@ -30,6 +31,9 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
     """Micro-batches of one update for the asynchronous policies (m of 2bw)."""
     local_steps: int = 1
     """Local updates between two averagings (H of local)."""
+    direction: DirectionForm = "optimizer"
+    """What predict and spectrain extrapolate along: the optimizer's own direction, or the last
+    change of the weights, which serves any optimizer."""
 
     def __post_init__(self) -> None:
         if min((self.accumulate, self.local_steps, *self.warmups), default=1) < 0:
