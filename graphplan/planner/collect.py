@@ -9,14 +9,23 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import CheckFailed
 from graphplan.nouns.base import Noun
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Bound, Plan, PlannedModel, Prediction, Provenance
+from graphplan.nouns.plan import (
+    Bound,
+    Plan,
+    PlannedModel,
+    PolicyOffer,
+    Prediction,
+    Provenance,
+)
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
+from graphplan.partition.bound import bound_step
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.sequential import chain_stages
+from graphplan.planner.streaming import plan_stream, predict_stream
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
 from graphplan.schedule.auto import build_schedule
@@ -30,6 +39,7 @@ class Scheduled(Noun, frozen=True, kw_only=True):
     """A stage graph with prices, its program, and what the simulator says of it."""
 
     priced: PricedStages
+    policy: WeightPolicy = FLUSH
     schedule: str
     program: Program
     prediction: Prediction
@@ -44,18 +54,39 @@ def schedule_stages(
     sequential: bool = False,
 ) -> Scheduled:
     """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line."""
-    priced = cost.price_stages(stages, FLUSH)
+    if options.streams(stages):
+        return _schedule_stream(cost, stages, options, time_limit_s=time_limit_s)
+    policy = options.make_policy()
+    if not policy.is_synchronous:
+        policy = FLUSH
+    priced = cost.price_stages(stages, policy)
     if sequential:
         priced = chain_stages(priced)
     found = build_schedule(
         priced, name=options.schedule, time_limit_s=time_limit_s, seed=options.seed
     )
-    program = lower_schedule(priced, found.schedule, FLUSH)
+    program = lower_schedule(priced, found.schedule, policy)
     return Scheduled(
         priced=priced,
+        policy=policy,
         schedule=found.schedule.name,
         program=program,
         prediction=predict_step(priced, program),
+    )
+
+
+def _schedule_stream(
+    cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
+) -> Scheduled:
+    """The same for an asynchronous policy."""
+    priced, policy, schedule = plan_stream(cost, stages, options, time_limit_s=time_limit_s)
+    program = lower_schedule(priced, schedule, policy)
+    return Scheduled(
+        priced=priced,
+        policy=policy,
+        schedule=schedule.name,
+        program=program,
+        prediction=predict_stream(priced, policy, program, seed=options.seed),
     )
 
 
@@ -67,22 +98,25 @@ def collect_plan(
     options: SearchOptions,
     *,
     baselines: Mapping[str, float],
+    offers: tuple[PolicyOffer, ...] = (),
     costs: str,
 ) -> Plan:
     """The plan of a scheduled answer; a plan that the referee refuses is never returned."""
+    bound = answer.bound
+    if not ready.policy.is_synchronous:
+        bound = bound_step(cost.problem, barrier=False)
     plan = Plan(
         model=describe_model(graph),
         cluster=cost.problem.cluster,
         training=cost.problem.training,
         stages=answer.stages,
-        policy=FLUSH,
+        policy=ready.policy,
         prices=ready.priced,
         program=tuple(str(ready.program).split("\n")),
         prediction=ready.prediction,
-        bound=Bound(
-            step_s=min(answer.bound.step_s, ready.prediction.step_s), proof=answer.bound.proof
-        ),
+        bound=Bound(step_s=min(bound.step_s, ready.prediction.step_s), proof=bound.proof),
         baselines=dict(baselines),
+        offers=offers,
         provenance=Provenance(
             graphplan=graphplan.__version__,
             planner=answer.solver,

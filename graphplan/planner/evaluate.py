@@ -13,23 +13,38 @@ from functools import lru_cache
 import msgspec
 
 from graphplan.cost.model import CostModel
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Evaluate
+from graphplan.planner.loads import measure_channels
+from graphplan.planner.options import DEFAULTS, SearchOptions
 from graphplan.planner.sequential import chain_stages
+from graphplan.planner.streaming import evaluate_stream
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.quick import is_plain, measure_1f1b
 
 
 def make_evaluator(
-    cost: CostModel, *, objective: str = "throughput", sequential: bool = False
+    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
 ) -> Evaluate:
     """An evaluation that remembers what it has seen; `sequential` runs all stages in one line."""
+    policy = options.make_policy()
 
     @lru_cache(maxsize=8192)
     def evaluate(stages: StageGraph) -> float:
-        return evaluate_stages(cost, stages, objective=objective, sequential=sequential)
+        if options.streams(stages):
+            return evaluate_stream(cost, stages, options)
+        if policy.name == "local" and not is_replicated(stages):
+            return float("inf")
+        return evaluate_stages(
+            cost,
+            stages,
+            policy=policy if policy.is_synchronous else None,
+            objective=options.objective,
+            sequential=sequential,
+        )
 
     return evaluate
 
@@ -38,11 +53,12 @@ def evaluate_stages(
     cost: CostModel,
     stages: StageGraph,
     *,
+    policy: WeightPolicy | None = None,
     objective: str = "throughput",
     sequential: bool = False,
 ) -> float:
     """Step seconds (or what the objective asks for); infinity when a device cannot hold it."""
-    priced = cost.price_stages(stages)
+    priced = cost.price_stages(stages, policy or WeightPolicy())
     if sequential:
         priced = chain_stages(priced)
     if not fits_once(priced):
@@ -57,7 +73,7 @@ def evaluate_stages(
     if objective == "latency":
         single = msgspec.structs.replace(priced, batch_size=_largest_micro_batch(priced))
         return _measure(single)[0]
-    return max(step_s + rest_s, priced.batch_size * _busiest_channel(priced))
+    return max(step_s + rest_s, priced.batch_size * measure_channels(priced))
 
 
 def _measure(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
@@ -70,6 +86,11 @@ def _measure(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
     schedule = build_interleaved(priced) if shared else build_1f1b(priced)
     found = evaluate_schedule(priced, schedule)
     return found.step_s, found.peak_bytes_by_device
+
+
+def is_replicated(stages: StageGraph) -> bool:
+    """Whether all stages have as many devices, so that replicas of the whole pipeline exist."""
+    return len({len(stage.devices) for stage in stages.stages}) == 1
 
 
 def fits_once(priced: PricedStages) -> bool:
@@ -88,24 +109,13 @@ def shorten_batch(priced: PricedStages) -> tuple[PricedStages, float]:
     busiest_s = max(
         sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
     )
-    rest_s = (priced.batch_size - kept) * max(busiest_s, _busiest_channel(priced))
+    rest_s = (priced.batch_size - kept) * max(busiest_s, measure_channels(priced))
     return msgspec.structs.replace(priced, batch_size=kept), rest_s
 
 
 def _seconds_per_sample(priced: PricedStages, s: int) -> float:
     stage = priced.stages[s]
     return (stage.forward_s + stage.backward_s) / stage.micro_batch_size
-
-
-def _busiest_channel(priced: PricedStages) -> float:
-    """Seconds of one sample on the channel that carries most."""
-    busy: dict[str, float] = {}
-    for transfer in priced.transfers:
-        size = priced.stages[transfer.src].micro_batch_size
-        for message in transfer.messages:
-            seconds = message.seconds / size
-            busy[message.channel] = busy.get(message.channel, 0.0) + seconds
-    return max(busy.values(), default=0.0)
 
 
 def _largest_micro_batch(priced: PricedStages) -> int:
