@@ -12,6 +12,7 @@ from graphplan.nouns.base import Noun
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.policy import PolicyName
 from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.timeline import Timeline
 from graphplan.planner.options import SearchOptions
@@ -60,12 +61,18 @@ def whatif(
     cluster: Cluster | None = None,
     batch_size: int | None = None,
     schedule: str | None = None,
+    policy: PolicyName | None = None,
 ) -> Timeline:
-    """The timeline of a plan, optionally on another cluster, with another batch or schedule."""
+    """The timeline of a plan, optionally elsewhere, with another batch, schedule or policy."""
     from graphplan.planner.whatif import simulate_plan
 
     return simulate_plan(
-        plan, graph=graph, cluster=cluster, batch_size=batch_size, schedule=schedule
+        plan,
+        graph=graph,
+        cluster=cluster,
+        batch_size=batch_size,
+        schedule=schedule,
+        policy=policy,
     )
 
 

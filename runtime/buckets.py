@@ -25,6 +25,17 @@ def sum_gradients(parameters: Sequence[torch.Tensor], group: Group, transport: T
             _spread(flat, bucket)
 
 
+def average_tensors(tensors: Sequence[torch.Tensor], group: Group, transport: Transport) -> None:
+    """Replace every tensor by its mean over the group."""
+    with torch.no_grad():
+        buckets = [(bucket, _flatten(bucket)) for bucket in fill_buckets(tensors)]
+        works = [transport.sum_over(group, flat) for _, flat in buckets]
+        for (bucket, flat), work in zip(buckets, works, strict=True):
+            work.wait()
+            flat.div_(len(group))
+            _spread(flat, bucket)
+
+
 def fill_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Consecutive tensors of one dtype, up to the size of a bucket together."""
     bucket: list[torch.Tensor] = []

@@ -36,7 +36,7 @@ STAMP_BYTES = 8
 
 
 @dataclasses.dataclass
-class _Arrival:
+class Arrival:
     """A message on its way to this device."""
 
     message: Message
@@ -55,14 +55,14 @@ class Emulator:
         self.max_bytes = max_bytes
         self.versions: dict[int, WeightVersions] = {}
         self.num_steps = 0
-        self.notes: list[Note] = []
+        self.ended: dict[int, list[Note]] = {}
         groups = {tuple(sorted(s.devices)) for s in plan.prices.stages if len(s.devices) > 1}
         self.transport = Transport(torch.device("cpu"), groups=groups)
         self.rank = self.transport.rank
         self.device = torch.device("cpu")
         self._overshoot_s = measure_overshoot(num_rounds)
         self._free_by_channel: dict[str, float] = {}
-        self._arrivals: dict[Mailbox, list[_Arrival]] = {}
+        self._arrivals: dict[Mailbox, list[Arrival]] = {}
         self._sends: list[Work] = []
         line = plan.parse_program().instructions_by_device[self.rank]
         resolved = ((i, self._resolve(each)) for i, each in enumerate(line))
@@ -74,13 +74,19 @@ class Emulator:
         self.status.enter(Phase.TRAINING, step=self.num_steps)
         self.transport.meet()
         run_actions(self._actions, state, self.status)
+        self._finish_sends()
+        self.ended = {self.num_steps: state.notes}
+        self.num_steps += 1
+
+    def drain(self) -> None:
+        """Nothing is left after a step."""
+
+    def _finish_sends(self) -> None:
         self.status.numbers[3] = 1
         for work in self._sends:
             work.wait()
         self.status.numbers[3] = 0
         self._sends.clear()
-        self.notes = state.notes
-        self.num_steps += 1
 
     # -- instructions ----------------------------------------------------------------------------
 
@@ -151,11 +157,11 @@ class Emulator:
     def _receive(self, message: Message, tag: int, boxes: list[Mailbox]) -> None:
         buffer = torch.empty(self._num_bytes(message), dtype=torch.uint8)
         work = self.transport.receive(buffer, message.src, tag)
-        arrival = _Arrival(message, buffer, work, perf_counter())
+        arrival = Arrival(message, buffer, work, perf_counter())
         for box in boxes:
             self._arrivals.setdefault(box, []).append(arrival)
 
-    def _wait(self, arrivals: list[_Arrival]) -> None:
+    def _wait(self, arrivals: list[Arrival]) -> None:
         """Wait for the messages, then until the planned links would have brought them."""
         for each in arrivals:
             if each.arrived_s is None:
@@ -199,12 +205,18 @@ def emulate_plan(plan: Plan, options: RunOptions, *, status: Status, board: Boar
     """Run the program with waits in place of compute; rank 0 reports."""
     require_agreement({"plan": encode_noun(plan).decode()})
     reporter, report = Reporter(options), RunReport()
-    emulator = Emulator(plan, status=status, max_bytes=options.emulate_bytes)
+    from graphplan_runtime.emulate_stream import StreamEmulator
+
+    kind = Emulator if plan.policy.is_synchronous else StreamEmulator
+    emulator = kind(plan, status=status, max_bytes=options.emulate_bytes)
     for index in range(options.steps):
         start = time.perf_counter()
         emulator.step()
-        report.add(None, time.perf_counter() - start, emulator.notes)
+        report.add(None, time.perf_counter() - start, emulator.ended)
         if emulator.rank == 0:
             reporter.show_step(index + 1, None, report.step_s[-1])
+    start = time.perf_counter()
+    emulator.drain()
+    report.end([], time.perf_counter() - start, emulator.ended)
     report.peak_bytes = measure_peak(torch.device("cpu"))
     reporter.finish(collect_reports(report, emulator, board, options), rank=emulator.rank)

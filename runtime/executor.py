@@ -21,6 +21,7 @@ import torch
 from graphplan.nouns.task import Task
 from graphplan_runtime.failures import LostPeer
 from graphplan_runtime.letters import Letters
+from graphplan_runtime.scaling import LossScale
 from graphplan_runtime.status import Status
 from graphplan_runtime.transport import Work
 
@@ -39,7 +40,9 @@ class StepState:
     seed: int
     inputs: Mapping[str, torch.Tensor]
     """The rows of the whole batch of every model input that this device reads."""
-    loss_scale: float = 1.0
+    loss_scale: LossScale = dataclasses.field(default_factory=LossScale)
+    first: int = 0
+    """Number of its first micro-batch in the whole run; 0 where every batch ends by itself."""
     losses: list[tuple[torch.Tensor, float]] = dataclasses.field(default_factory=list)
     """Losses of this device's parts of the batch, with their shares of all samples."""
     letters: dict[int, Letters] = dataclasses.field(default_factory=dict)
@@ -73,11 +76,16 @@ def run_actions(actions: Actions, state: StepState, status: Status) -> None:
     for position, action in actions:
         numbers[2] = position
         action(state)
-    numbers[3] = 1
+    finish_sends(state, status)
+
+
+def finish_sends(state: StepState, status: Status) -> None:
+    """Wait until everything is sent."""
+    status.numbers[3] = 1
     for works in state.sends.values():
         for peer, work in works:
             finish_send(peer, work)
-    numbers[3] = 0
+    status.numbers[3] = 0
 
 
 def finish_send(peer: int, work: Work) -> None:

@@ -54,6 +54,36 @@ class Holdings:
         """The device that counts and saves a weight: the first replica of its first stage."""
         return self.stages.stages[self.stages_by_weight[weight][0]].devices[0]
 
+    @cached_property
+    def updating(self) -> Group:
+        """Devices of the stages that have a backward, and so updates."""
+        flowing = {op.name for op in self.graph.ops if op.needs_backward}
+        found = (s.devices for s in self.stages.stages if not flowing.isdisjoint(s.ops))
+        return tuple(sorted({device for devices in found for device in devices}))
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of the whole pipeline, where all stages have as many."""
+        return len(self.stages.stages[0].devices)
+
+    def replica_of(self, device: int) -> int:
+        """To which replica of the pipeline a device belongs."""
+        return next(s.devices.index(device) for s in self.stages.stages if device in s.devices)
+
+    def replica_group(self, weight: str, device: int) -> Group:
+        """The devices of one replica of the pipeline that hold a weight."""
+        replica = self.replica_of(device)
+        holders = (self.stages.stages[s] for s in self.stages_by_weight[weight])
+        return tuple(sorted({stage.devices[replica] for stage in holders}))
+
+    def list_replica_groups(self) -> Iterable[Group]:
+        """Groups that hold the same tied weights within one replica of the pipeline."""
+        for weight in sorted(self.tied):
+            for device in self.devices_of(weight):
+                group = self.replica_group(weight, device)
+                if len(group) > 1:
+                    yield group
+
     def list_groups(self) -> Iterable[Group]:
         """Groups of devices that hold the same weights, larger than one device."""
         for weight in self.stages_by_weight:

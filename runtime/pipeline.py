@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from graphplan_runtime.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from graphplan_runtime.executor import Note, StepState, run_actions
+from graphplan_runtime.executor import Actions, Note, StepState, run_actions
+from graphplan_runtime.flight import Flight
 from graphplan_runtime.holdings import Holdings
 from graphplan_runtime.losses import LossExchange
 from graphplan_runtime.policies import make_versions
 from graphplan_runtime.randomness import kept_generators
-from graphplan_runtime.resolve import Rank
+from graphplan_runtime.resolve import SENDS_KEPT, Rank
 from graphplan_runtime.scaling import LossScale
 from graphplan_runtime.snapshot import (
     check_resume,
@@ -41,7 +43,8 @@ from graphplan_runtime.snapshot import (
     restore_updater,
 )
 from graphplan_runtime.status import Phase, Status
-from graphplan_runtime.transport import Transport
+from graphplan_runtime.stream import Stream
+from graphplan_runtime.transport import Group, Transport
 from graphplan_runtime.update import Optimizers, Schedulers, Updater
 from graphplan_runtime.variants import Batch, Recapture, Variants
 from graphplan_runtime.wiretypes import cast_dtype
@@ -87,11 +90,11 @@ class Pipeline:
         self.num_steps = 0
         self.device = torch.device(device)
         self.status = status or Status()
-        self.notes: list[Note] = []
-        """When the tasks of the last step ran."""
+        self.ended: dict[int, list[Note]] = {}
+        """When the tasks ran of the batches that ended in the last step, by number of the batch."""
         self.holdings = Holdings(captured.graph, plan.stages)
         self.transport = Transport(
-            self.device, pairs=list_pairs(plan), groups=self.holdings.list_groups()
+            self.device, pairs=list_pairs(plan), groups=list_groups_of(plan, self.holdings)
         )
         self.rank = self.transport.rank
         self.weights = self._take_weights(state or {})
@@ -108,6 +111,7 @@ class Pipeline:
             recapture=recapture,
         )
         self.variants.versions = self.versions
+        self.losses = LossExchange(self.transport, self._find_loss_devices())
         self.updater = Updater(
             self.holdings,
             self.transport,
@@ -115,9 +119,9 @@ class Pipeline:
             versions_by_stage=self.versions,
             optimizer=optimizer,
             scheduler=scheduler,
-            losses=LossExchange(self.transport, self._find_loss_devices()),
             clip_norm=clip_norm,
             loss_scale=LossScale.for_float16() if plan.training.precision == "float16" else None,
+            policy=plan.policy,
         )
         self._actor = Rank(
             runners={},
@@ -125,7 +129,10 @@ class Pipeline:
             closing=self.updater,
             status=self.status,
             check_finite=check_finite,
+            policy=plan.policy,
+            sends_kept=max(SENDS_KEPT, *(w + 2 for w in plan.policy.warmups), 0),
         )
+        self.flight = None if plan.policy.is_synchronous else self._make_flight()
 
     # -- making ----------------------------------------------------------------------------------
 
@@ -167,6 +174,16 @@ class Pipeline:
             for s in self.versions
         }
 
+    def _make_flight(self) -> Flight:
+        line = self.variants.program.instructions_by_device[self.rank]
+        return Flight(
+            Stream(self.plan, self.rank),
+            line,
+            versions=self.versions,
+            losses=self.losses,
+            status=self.status,
+        )
+
     # -- running ---------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> float:
@@ -174,6 +191,10 @@ class Pipeline:
 
         Every rank gets the whole batch and takes its rows of what its stages read; the other
         tensors may be on the meta device.
+
+        Under an asynchronous weight policy batches follow one another: when `step` returns, some
+        backwards of the batch are still to come, with the next batch or with `drain`. The loss is
+        that of the batch `lag` steps before, not a number for the first `lag` ones.
         """
         variant, tensors = self.variants.find(batch)
         actions = self.variants.resolve(variant, tensors, self._actor)
@@ -181,21 +202,54 @@ class Pipeline:
             step=self.num_steps,
             seed=self.seed,
             inputs={name: self._place_input(tensors[name]) for name in variant.inputs},
-            loss_scale=self.updater.loss_scale.value,
+            loss_scale=self.updater.loss_scale,
         )
         self.status.enter(Phase.TRAINING, step=self.num_steps)
-        self.updater.losses.open()
-        if variant.is_random:
-            with kept_generators(self.device):
-                run_actions(actions, state, self.status)
-        else:
-            run_actions(actions, state, self.status)
-        self.notes = state.notes
-        self.status.numbers[3] = 1
-        loss = self.updater.finish(state.sum_losses())
-        self.status.numbers[3] = 0
+        with kept_generators(self.device) if variant.is_random else contextlib.nullcontext():
+            loss = self._run(state, actions)
         self.num_steps += 1
         return loss
+
+    def _run(self, state: StepState, actions: Actions) -> float:
+        if self.flight is not None:
+            state.first = self.num_steps * self.flight.stream.count
+            loss = self.flight.feed(state, actions)
+            self.ended = {each.step: each.notes for each in self.flight.landed}
+            return loss
+        told = self.losses.open()
+        run_actions(actions, state, self.status)
+        self.ended = {state.step: state.notes}
+        self.status.numbers[3] = 1
+        self.updater.finish()
+        told.tell(state.sum_losses())
+        loss = told.hear()
+        self.status.numbers[3] = 0
+        return loss
+
+    @property
+    def lag(self) -> int:
+        """By how many batches the loss that `step` gives is late."""
+        return self.flight.stream.lag if self.flight is not None else 0
+
+    def drain(self) -> list[float]:
+        """Let all batches in flight end; the losses that `step` has not given yet.
+
+        The next batch then starts an empty pipeline. Nothing is in flight under flush and local.
+        """
+        if self.flight is None:
+            return []
+        with kept_generators(self.device):
+            losses = self.flight.drain()
+        self.ended = {each.step: each.notes for each in self.flight.landed}
+        return losses
+
+    def stream(self, batches: Iterable[Batch]) -> Iterator[float]:
+        """Train on batches and drain; their losses in order, each as soon as it is known."""
+        for number, batch in enumerate(batches):
+            loss = self.step(batch)
+            if number >= self.lag:
+                yield loss
+        yield from self.drain()
 
     def _place_input(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = cast_dtype(tensor.dtype, self.plan.training)
@@ -280,6 +334,15 @@ def list_pairs(plan: Plan) -> Iterable[tuple[int, int]]:
             for dst in stages[edge.dst].devices:
                 if src != dst:
                     yield from ((src, dst), (dst, src))
+
+
+def list_groups_of(plan: Plan, holdings: Holdings) -> Iterable[Group]:
+    """Groups of devices that add up gradients, norms or weights together."""
+    yield from holdings.list_groups()
+    if len(holdings.updating) > 1:
+        yield holdings.updating
+    if plan.policy.name == "local":
+        yield from holdings.list_replica_groups()
 
 
 def place_weight(

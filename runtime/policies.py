@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from graphplan.errors import InvalidOption
 from graphplan.nouns.policy import WeightPolicy
+from graphplan_runtime.predicted import Naive, Predict, SpecTrain1, SpecTrain2
+from graphplan_runtime.stashed import DoubleBuffered, Stash, VerticalSync
 from graphplan_runtime.weights import Tensors, WeightVersions
 
-POLICIES: dict[str, type[WeightVersions]] = {"flush": WeightVersions}
+POLICIES: dict[str, type[WeightVersions]] = {
+    "flush": WeightVersions,
+    "local": WeightVersions,
+    "naive": Naive,
+    "stash": Stash,
+    "vertical-sync": VerticalSync,
+    "2bw": DoubleBuffered,
+    "predict": Predict,
+    "spectrain1": SpecTrain1,
+    "spectrain2": SpecTrain2,
+}
 
 
 def make_versions(policy: WeightPolicy, stage: int, weights: Tensors) -> WeightVersions:
     """The versions of one stage's weights under a policy."""
-    if policy.name not in POLICIES:
-        raise InvalidOption(
-            f"This runtime does not have the weight policy {policy.name!r}.",
-            remedy=f"Search with --policy {sorted(POLICIES)[0]}.",
-        )
-    return POLICIES[policy.name](weights)
+    return POLICIES[policy.name](weights, policy, stage)

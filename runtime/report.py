@@ -6,6 +6,7 @@ import json
 import resource
 import statistics
 import sys
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from graphplan_runtime.options import RunOptions
 from graphplan_runtime.transport import Transport
 from graphplan_runtime.weights import WeightVersions
 
+NotesByStep = Mapping[int, list[Note]]
 NOTED_STEPS = 64
 """Steps whose tasks are remembered, the last ones."""
 
@@ -40,24 +42,45 @@ class Ran(Protocol):
 class RunReport:
     """One rank's account of its steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lag: int = 0, first: int = 0) -> None:
+        self.lag = lag
+        """By how many steps losses are late."""
+        self.first = first
+        """The number of the first step."""
         self.losses: list[float] = []
         self.step_s: list[float] = []
+        self.drain_s = 0.0
         self.notes_by_step: dict[int, list[Note]] = {}
         self.peak_bytes = 0
 
-    def add(self, loss: float | None, step_s: float, notes: list[Note]) -> None:
+    def add(self, loss: float | None, step_s: float, ended: NotesByStep) -> None:
         """A step has ended; an emulated one has no loss."""
-        index = len(self.step_s)
-        self.losses += [] if loss is None else [loss]
+        self.losses += [] if loss is None or self.is_late else [loss]
         self.step_s.append(step_s)
-        self.notes_by_step[index] = notes
-        self.notes_by_step.pop(index - NOTED_STEPS, None)
+        self._note(ended)
+
+    def _note(self, ended: NotesByStep) -> None:
+        """Remember the tasks of batches that have ended, by the step that began them."""
+        for step, notes in ended.items():
+            self.notes_by_step[step] = notes
+            self.notes_by_step.pop(step - NOTED_STEPS, None)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the loss of the first batch is not known yet."""
+        return len(self.step_s) < self.lag
+
+    def end(self, losses: list[float], drain_s: float, ended: NotesByStep) -> None:
+        """Nothing is in flight any more."""
+        self.losses += losses
+        self.drain_s = drain_s
+        self._note(ended)
 
     def choose_step(self) -> int:
         """The remembered step of median length, the first one left out if there are others."""
-        known = [index for index in self.notes_by_step if index > 0] or [0]
-        return sorted(known, key=lambda index: self.step_s[index])[(len(known) - 1) // 2]
+        first = self.first
+        known = [step for step in self.notes_by_step if step > first] or [first]
+        return sorted(known, key=lambda step: self.step_s[step - first])[(len(known) - 1) // 2]
 
 
 def measure_peak(device: torch.device) -> int:
@@ -71,8 +94,8 @@ class RankReport(msgspec.Struct, frozen=True):
     """What a rank tells rank 0."""
 
     peak_bytes: int
-    versions: dict[int, int]
-    """Updates by stage."""
+    versions: dict[int, tuple[int, int, int]]
+    """By stage: updates, the largest staleness, the most weight versions at once."""
     notes: list[tuple[str, float, float, float]]
     """Tasks of the chosen step, on the clock of rank 0."""
 
@@ -92,7 +115,10 @@ def collect_reports(
     offset_s = measure_offset(board, pipeline.transport)
     own = RankReport(
         peak_bytes=report.peak_bytes,
-        versions={s: versions.num_updates for s, versions in pipeline.versions.items()},
+        versions={
+            s: (each.num_updates, each.most_stale, each.most_versions)
+            for s, each in pipeline.versions.items()
+        },
         notes=[
             (str(task), begin + offset_s, start + offset_s, end + offset_s)
             for task, begin, start, end in report.notes_by_step.get(chosen, [])
@@ -109,15 +135,19 @@ def collect_reports(
         makespan_s = timeline.makespan_s
         if options.timeline:
             write_noun(timeline, options.timeline)
-    versions = {s: count for rank in ranks for s, count in rank.versions.items()}
+    versions = {s: each for rank in ranks for s, each in rank.versions.items()}
     facts = {
         "losses": report.losses,
         "step_s": report.step_s,
         "ranks": pipeline.transport.num_ranks,
-        "versions": [versions[s] for s in sorted(versions)],
+        "policy": pipeline.plan.policy.name,
+        "versions": [versions[s][0] for s in sorted(versions)],
+        "staleness": [versions[s][1] for s in sorted(versions)],
+        "weight_versions": [versions[s][2] for s in sorted(versions)],
         "peak_bytes_by_rank": [rank.peak_bytes for rank in ranks],
         "makespan_s": makespan_s,
         "predicted_step_s": pipeline.plan.prediction.step_s,
+        "drain_s": report.drain_s,
     }
     if options.timeline:
         facts["timeline"] = options.timeline
@@ -164,12 +194,20 @@ class Reporter:
 def summarise_run(facts: dict[str, Any]) -> list[str]:
     """The end of a run in a few lines."""
     steps = facts["step_s"][1:] or facts["step_s"]
-    lines = [
-        f"{len(facts['step_s'])} steps on {facts['ranks']} ranks, median"
-        f" {statistics.median(steps):.3f} s",
-        f"tasks of one step: from the first to the last {facts['makespan_s']:.3f} s, predicted"
-        f" {facts['predicted_step_s']:.3f} s",
-    ]
+    median = f"median {statistics.median(steps):.3f} s"
+    predicted = f"predicted {facts['predicted_step_s']:.3f} s"
+    lines = [f"{len(facts['step_s'])} steps on {facts['ranks']} ranks, {median}"]
+    if facts["drain_s"]:
+        lines[0] += f", {predicted}; drain {facts['drain_s']:.3f} s"
+        lines.append(
+            f"tasks of one batch: from the first to the last {facts['makespan_s']:.3f} s; updates"
+            f" by stage {facts['versions']}, largest staleness {facts['staleness']}"
+        )
+    else:
+        lines.append(
+            f"tasks of one step: from the first to the last {facts['makespan_s']:.3f} s,"
+            f" {predicted}"
+        )
     compared = facts.get("reference")
     if compared:
         lines.append(

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan_runtime.deliveries import Delivery, Mailbox, Routes, Slot
 from graphplan_runtime.executor import Action, Actions, Made, StepState, finish_send
@@ -50,6 +51,8 @@ class Rank:
     closing: Closing
     status: Status
     check_finite: bool = False
+    policy: WeightPolicy = dataclasses.field(default_factory=WeightPolicy)
+    sends_kept: int = SENDS_KEPT
 
 
 def resolve_program(
@@ -159,6 +162,7 @@ class _Resolver:
         source = _made_by(transfer)
         is_last = self.last_send.get(source) == transfer
         box, lane = self._number(source), self._number((transfer.src, transfer.dst, transfer.kind))
+        most = self.rank.sends_kept
 
         def send(state: StepState) -> None:
             made = state.made.pop(box) if is_last else state.made[box]
@@ -168,7 +172,7 @@ class _Resolver:
             for take, delivery in takes:
                 tensor, peer = take(made).contiguous(), delivery.peer
                 works.append((peer, transport.send(tensor, peer, delivery.tag)))
-            while len(works) > SENDS_KEPT:
+            while len(works) > most:
                 finish_send(*works.popleft())
 
         return send if deliveries else None
@@ -231,7 +235,7 @@ class _Resolver:
             if runner.is_random:
                 seed = derive_seed(state.seed, state.step, task.stage, m, rows.start)
             start = perf_counter()
-            outputs = runner.forward(m, inputs, seed=seed)
+            outputs = runner.forward(state.first + m, inputs, seed=seed)
             state.notes.append((task, begin, start, perf_counter()))
             if loss_index is not None:
                 state.losses.append((outputs[loss_index], share))
@@ -251,7 +255,7 @@ class _Resolver:
             begin = perf_counter()
             gradients = gather(state)
             start = perf_counter()
-            found = run(m, gradients)
+            found = run(state.first + m, gradients)
             state.notes.append((task, begin, start, perf_counter()))
             if check is not None:
                 check(found)
@@ -264,7 +268,7 @@ class _Resolver:
 
         def weights(state: StepState) -> None:
             start = perf_counter()
-            runner.backward_weights(m)
+            runner.backward_weights(state.first + m)
             state.notes.append((task, start, start, perf_counter()))
 
         return weights
@@ -349,7 +353,7 @@ class _Resolver:
                 numbers[3] = 0
             found = [_add(letters, places) for places in by_output]
             if loss_index is not None:
-                found[loss_index] = start_loss(state.loss_scale)
+                found[loss_index] = start_loss(state.loss_scale.value)
             return found
 
         return gather
@@ -358,7 +362,7 @@ class _Resolver:
         """The gradient of the loss: the share of this task's samples times the loss scale."""
         loss, device = self.rank.runners[task.stage].module.loss, self.rank.transport.device
         dtype = self.dtypes[loss] if loss is not None else None
-        share = len(self._rows(task)) / self.routes.split.num_rows
+        share = self._share_update(task)
         made: dict[float, torch.Tensor] = {}
 
         def start(scale: float) -> torch.Tensor:
@@ -368,6 +372,18 @@ class _Resolver:
             return made[scale]
 
         return start
+
+    def _share_update(self, task: Task) -> float:
+        """The share of a task's samples in all those of its update."""
+        split, policy = self.routes.split, self.rank.policy
+        covered = range(split.counts[task.stage])
+        if not policy.is_synchronous:
+            first = task.micro_batch // policy.accumulate * policy.accumulate
+            covered = range(first, first + policy.accumulate)
+        pieces = [piece for m in covered for piece in split.pieces(task.stage, m)]
+        if policy.name == "local":
+            pieces = [piece for piece in pieces if piece.replica == self._replica(task.stage)]
+        return len(self._rows(task)) / sum(len(piece.rows) for piece in pieces)
 
     def _check(self, task: Task) -> Callable[[Made], None] | None:
         """Refuse values that are not finite, when that is asked for."""

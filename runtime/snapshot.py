@@ -63,7 +63,7 @@ def describe_scheduler(updater: Updater) -> dict[str, Any]:
     """The state of the learning-rate schedule, of which all optimizers have equal ones."""
     if not updater.schedulers:
         return {}
-    state = updater.schedulers[0].state_dict()
+    state = next(iter(updater.schedulers.values())).state_dict()
     return {k: v for k, v in state.items() if _is_plain(v)}
 
 
@@ -93,7 +93,7 @@ def restore_updater(
         for group in optimizer.param_groups:
             saved = options.get(names[id(group["params"][0])], {})
             group.update({k: v for k, v in saved.items() if k in group})
-    for scheduler in updater.schedulers:
+    for scheduler in updater.schedulers.values():
         scheduler.load_state_dict({**scheduler.state_dict(), **manifest.scheduler})
     updater.loss_scale.value, updater.loss_scale.num_good = manifest.loss_scale
     for versions in updater.versions_by_stage.values():

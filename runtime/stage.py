@@ -98,8 +98,8 @@ class StageRunner:
 
     def forward(self, micro_batch: int, inputs: list[torch.Tensor], *, seed: int) -> Tensors:
         """Task F: the outputs, cut off from the autograd graph."""
-        weights = self.weights.forward_weights(micro_batch)
         stamp = self.weights.stamp(micro_batch)
+        weights = self.weights.forward_weights(micro_batch)
         buffers: dict[int, torch.Tensor] = {}
         if self.setup.recompute:
             buffers = {place: weights[place].clone() for place in self._mutated}
@@ -183,8 +183,8 @@ class StageRunner:
         """What the forward saved, recomputed if it saved its inputs only."""
         saved = self._saved[micro_batch]
         self.weights.check_stamp(micro_batch, saved.stamp)
+        weights = list(self.weights.backward_weights(micro_batch))
         if self.setup.recompute:
-            weights = list(self.weights.backward_weights(micro_batch))
             for place, buffer in saved.buffers.items():
                 weights[place] = buffer
             saved.inputs, saved.kept, _, saved.roots = self._record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 
@@ -120,16 +121,23 @@ class _Run:
     reporter: Reporter
 
     def train(self) -> RunReport:
-        report = RunReport()
+        first = self.pipeline.num_steps
+        report = RunReport(lag=self.pipeline.lag, first=first)
         for index in range(self.options.steps):
             self.pipeline.status.enter(Phase.READING_DATA, step=self.pipeline.num_steps)
             batch = self.batches.take()
             start = time.perf_counter()
             loss = self.pipeline.step(batch)
-            report.add(loss, time.perf_counter() - start, self.pipeline.notes)
+            report.add(loss, time.perf_counter() - start, self.pipeline.ended)
             if self.pipeline.rank == 0:
-                self.reporter.show_step(self.pipeline.num_steps, loss, report.step_s[-1])
+                known = None if math.isnan(loss) and report.is_late else loss
+                self.reporter.show_step(self.pipeline.num_steps, known, report.step_s[-1])
+            # Before the drain: a resumed run goes on as if it had never ended.
             self._save(is_last=index == self.options.steps - 1)
+        start = time.perf_counter()
+        losses = self.pipeline.drain()
+        drain_s = time.perf_counter() - start if losses else 0.0
+        report.end(losses, drain_s, self.pipeline.ended if losses else {})
         report.peak_bytes = measure_peak(self.pipeline.device)
         return report
 

@@ -81,6 +81,10 @@ class Transport:
         dist.all_reduce(tensor)
         return [float(each) for each in tensor]
 
+    def add_figures(self, figures: torch.Tensor) -> Work:
+        """Post the sum of some figures over all ranks, in place."""
+        return self._world.allreduce([figures])
+
     def meet(self) -> None:
         """Wait for all ranks."""
         dist.barrier()

@@ -4,28 +4,45 @@ This is the seam for weight policies (nouns/policy.py): one small class for each
 executor knows. A stage runs as a function of its weights, so that a policy may give every
 micro-batch a version of its own; gradients land on the tensors of that version, and `collect` moves
 them to where the optimizer reads them.
+
+A micro-batch is known by its number in the whole run. A version is the number of updates that it
+has seen: with one update for every m micro-batches, the forward of micro-batch i at a stage with w
+warm-ups meets version max(origin, i - w) // m, where `origin` is the micro-batch with which the
+pipeline last started from empty. Its backward meets version i // m. F notes what it met, and both
+are asserted: whatever the timing, an order that breaks them is a bug.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+
+from graphplan.nouns.policy import WeightPolicy
 
 Tensors = Sequence[torch.Tensor]
 
 
 class WeightVersions:
-    """`flush`: one version, the parameters themselves; every batch ends before they change.
+    """`flush` and `local`: one version, the parameters; every batch ends before they change.
 
     `weights` are all tensors that the stage's function takes, in its order: parameters, buffers,
-    constants. `num_updates` is the version stamp: F notes it, B must find what the policy promises.
+    constants.
     """
 
-    def __init__(self, weights: Tensors) -> None:
+    def __init__(self, weights: Tensors, policy: WeightPolicy, stage: int) -> None:
         self.weights = list(weights)
+        self.policy = policy
+        self.stage = stage
         self.trainable = [each for each in self.weights if each.requires_grad]
         self.num_updates = 0
+        self.origin = 0
+        self.num_stamped = 0
+        """Micro-batches whose backward has met the version that the policy promises."""
+        self.most_stale = 0
+        """The most updates that lay between a forward and its backward."""
+        self.most_versions = 1
+        """The most weight versions that were in memory at once."""
 
     def forward_weights(self, micro_batch: int) -> Tensors:
         """What the forward of a micro-batch uses."""
@@ -36,16 +53,94 @@ class WeightVersions:
         return self.weights
 
     def stamp(self, micro_batch: int) -> int:
-        """The version that a forward which starts now uses."""
+        """The version that a forward which starts now meets."""
         return self.num_updates
 
     def check_stamp(self, micro_batch: int, stamp: int) -> None:
         """Assert that the backward of a micro-batch may run on what its forward noted."""
         assert stamp == self.num_updates, f"F used version {stamp}, B meets {self.num_updates}"
+        self.num_stamped += 1
 
     def collect(self, micro_batch: int) -> None:
         """Move the gradients of a micro-batch to the `.grad` of the parameters."""
 
+    def prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The optimizers are about to change the parameters."""
+
     def updated(self) -> None:
-        """The optimizer has changed the parameters."""
+        """The optimizers have changed the parameters, or left them because of infinities."""
         self.num_updates += 1
+
+    def restart(self, micro_batch: int) -> None:
+        """The pipeline is empty; it goes on with this micro-batch."""
+        self.origin = micro_batch
+
+    @property
+    def num_versions(self) -> int:
+        """Weight versions in memory, the current one included."""
+        return 1
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint in mid-stream must hold besides the parameters."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take back what `state_tensors` gave, after the parameters have been loaded."""
+
+    def adopt(self, micro_batch: int, stamp: int) -> None:
+        """A micro-batch of a checkpoint is in flight, with the stamp that its forward noted."""
+
+
+class StreamVersions(WeightVersions):
+    """What all asynchronous policies have in common: stamps, and gradients that change tensors."""
+
+    def __init__(self, weights: Tensors, policy: WeightPolicy, stage: int) -> None:
+        super().__init__(weights, policy, stage)
+        self.warmup = policy.warmups[stage]
+        self.accumulate = policy.accumulate
+
+    def stamp(self, micro_batch: int) -> int:
+        """The version that a forward meets; it must be the one that the warm-up promises."""
+        promised = max(self.origin, micro_batch - self.warmup) // self.accumulate
+        assert self.num_updates == promised, (
+            f"F of micro-batch {micro_batch} at stage {self.stage} meets version"
+            f" {self.num_updates}, not {promised}"
+        )
+        return self.num_updates
+
+    def check_stamp(self, micro_batch: int, stamp: int) -> None:
+        """The backward meets the version of its own update, whatever the forward noted."""
+        promised = micro_batch // self.accumulate
+        assert self.num_updates == promised, (
+            f"B of micro-batch {micro_batch} at stage {self.stage} meets version"
+            f" {self.num_updates}, not {promised}; F met {stamp}"
+        )
+        self.num_stamped += 1
+        self.most_stale = max(self.most_stale, self.num_updates - stamp)
+        self.most_versions = max(self.most_versions, self.num_versions)
+
+    def distance(self, micro_batch: int) -> int:
+        """Updates between the version that a forward meets now and that of its backward."""
+        return micro_batch // self.accumulate - self.num_updates
+
+    def make_leaves(self, tensors: Tensors) -> list[torch.Tensor]:
+        """The weights with leaves of autograd in place of the trained ones.
+
+        `.data` shares memory but not autograd's count of changes: what a leaf's memory holds when
+        the backward runs is the policy's to say.
+        """
+        given = iter(tensors)
+        return [
+            next(given).data.requires_grad_() if each.requires_grad else each
+            for each in self.weights
+        ]
+
+    def gather(self, leaves: Tensors) -> None:
+        """Add the gradients of leaves to those of the parameters."""
+        for leaf, weight in zip(leaves, self.weights, strict=True):
+            if leaf is not weight and leaf.grad is not None:
+                if weight.grad is None:
+                    weight.grad = leaf.grad
+                else:
+                    weight.grad += leaf.grad
+                leaf.grad = None

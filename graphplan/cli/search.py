@@ -37,7 +37,29 @@ if TYPE_CHECKING:
 )
 @click.option("--planner", default="auto", show_default=True, help="Which solver cuts the graph.")
 @click.option("--schedule", default="auto", show_default=True, help="Order of the micro-batches.")
-@click.option("--policy", default="flush", show_default=True, help="Weight policy.")
+@click.option(
+    "--policy",
+    default="flush",
+    show_default=True,
+    help="Weight policy: flush, local, or one that never drains: naive, stash, vertical-sync, 2bw,"
+    " predict, spectrain1, spectrain2.",
+)
+@click.option(
+    "--accumulate", type=click.IntRange(1), help="Micro-batches of one update without a drain."
+)
+@click.option(
+    "--local-steps",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Batches between two averagings of policy local.",
+)
+@click.option(
+    "--direction",
+    default="optimizer",
+    show_default=True,
+    help="What predict and spectrain follow: optimizer, or displacement for any optimizer.",
+)
 @click.option(
     "--costs", default="estimate", show_default=True, help="`estimate`, or a table.json of profile."
 )

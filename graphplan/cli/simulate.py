@@ -1,4 +1,4 @@
-"""`graphplan simulate`: what a plan would do on another cluster, batch or schedule."""
+"""`graphplan simulate`: what a plan would do on another cluster, batch, schedule or policy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from graphplan.cli.options import cluster_options, load_cluster, load_graph, par
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun, write_noun
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.policy import POLICY_NAMES, PolicyName
 from graphplan.nouns.timeline import Timeline
 
 
@@ -23,6 +24,7 @@ from graphplan.nouns.timeline import Timeline
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As in search.")
 @click.option("--batch", type=click.IntRange(1), help="Another batch, same micro-batches.")
 @click.option("--schedule", help="Another schedule.")
+@click.option("--policy", type=click.Choice(POLICY_NAMES), help="Another weight policy.")
 @click.option("-o", "--output", help="Write the timeline to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -34,6 +36,7 @@ def command(
     settings: tuple[str, ...],
     batch: int | None,
     schedule: str | None,
+    policy: PolicyName | None,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -53,6 +56,7 @@ def command(
         cluster=load_cluster(cluster, gpus, memory) if wants_cluster else None,
         batch_size=batch,
         schedule=schedule,
+        policy=policy,
     )
     if output:
         write_noun(timeline, output)

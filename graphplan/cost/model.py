@@ -211,7 +211,9 @@ class CostModel:
         return PricedStages(
             batch_size=self.problem.training.batch_size,
             stages=tuple(
-                self._add_ties(graph, s, self._price_stage(stage, policy.num_versions(s)))
+                self._add_ties(
+                    graph, s, self._price_stage(stage, policy.num_versions(s)), policy.local_steps
+                )
                 for s, stage in enumerate(graph.stages)
             ),
             edges=tuple(pairs),
@@ -260,12 +262,17 @@ class CostModel:
             needs_backward=trains,
         )
 
-    def _add_ties(self, graph: StageGraph, index: int, price: StagePrice) -> StagePrice:
-        """The price with the reduction of tied gradients over all stages that hold them."""
+    def _add_ties(
+        self, graph: StageGraph, index: int, price: StagePrice, local_steps: int
+    ) -> StagePrice:
+        """The price with the reduction of tied gradients over all stages that hold them.
+
+        The replicas' own reduction is in every `local_steps`-th batch; its mean counts.
+        """
         problem = self.problem
-        if not problem.ties:
+        if not problem.ties and local_steps == 1:
             return price
-        seconds = price.reduce_s
+        seconds = price.reduce_s / local_steps
         for i in self._touched(self.stage_nodes(graph.stages[index]), problem.ties_by_node):
             tie = problem.ties[i]
             devices = sorted(

@@ -54,6 +54,17 @@ class Prediction(Noun, frozen=True, kw_only=True):
     peak_bytes_by_device: tuple[int, ...]
 
 
+class PolicyOffer(Noun, frozen=True, kw_only=True):
+    """What an asynchronous weight policy would give for a plan's stages, and what it costs."""
+
+    policy: WeightPolicy
+    step_s: float
+    """Of a batch in the steady state."""
+    staleness: int
+    """The most updates between a micro-batch's forward and its own update."""
+    peak_bytes_by_device: tuple[int, ...]
+
+
 class Provenance(Noun, frozen=True, kw_only=True):
     """How the plan was made. Wall-clock times are left out: same input, same bytes."""
 
@@ -82,6 +93,8 @@ class Plan(Noun, frozen=True, kw_only=True, dict=True):
     bound: Bound
     baselines: dict[str, float] = {}
     """Step seconds of other planners on the same problem."""
+    offers: tuple[PolicyOffer, ...] = ()
+    """Asynchronous policies that the same stages could have; none is ever chosen unasked."""
     provenance: Provenance
     labels: tuple[StageLabel, ...] = ()
     """By stage; () when nobody described them."""

@@ -18,6 +18,7 @@ PolicyName = Literal[
     "local",
 ]
 POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
+DirectionForm = Literal["optimizer", "displacement"]
 
 
 class WeightPolicy(Noun, frozen=True, kw_only=True):
@@ -30,6 +31,9 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
     """Micro-batches of one update for the asynchronous policies (m of 2bw)."""
     local_steps: int = 1
     """Local updates between two averagings (H of local)."""
+    direction: DirectionForm = "optimizer"
+    """What predict and spectrain extrapolate along: the optimizer's own direction, or the last
+    change of the weights, which serves any optimizer."""
 
     def __post_init__(self) -> None:
         if min((self.accumulate, self.local_steps, *self.warmups), default=1) < 0:
@@ -40,12 +44,24 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
         """Whether every batch ends with a barrier."""
         return self.name in ("flush", "local")
 
+    @property
+    def most_stale(self) -> int:
+        """The most updates that happen between a micro-batch's forward and its own update."""
+        if self.is_synchronous:
+            return 0
+        if self.name == "2bw":
+            return 1
+        return -(-max(self.warmups, default=0) // self.accumulate)
+
     def num_versions(self, stage: int) -> int:
         """Weight versions that a stage keeps, the current one included."""
         if self.name in ("2bw", "predict", "spectrain1"):
             return 2
-        if self.name in ("stash", "spectrain2"):
+        if self.name == "stash":
             return self.warmups[stage] + 1
+        if self.name == "spectrain2":
+            # A prediction for each micro-batch in flight, none of which is the current version.
+            return self.warmups[stage] + 2 if self.warmups[stage] else 1
         if self.name == "vertical-sync":
             return max(self.warmups) + 1
         return 1

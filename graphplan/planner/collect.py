@@ -10,14 +10,23 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import CheckFailed, InvalidOption, NoFeasiblePlan
 from graphplan.nouns.base import Noun
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Bound, Plan, PlannedModel, Prediction, Provenance
+from graphplan.nouns.plan import (
+    Bound,
+    Plan,
+    PlannedModel,
+    PolicyOffer,
+    Prediction,
+    Provenance,
+)
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, Schedule
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
+from graphplan.partition.bound import bound_step
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.sequential import chain_stages
+from graphplan.planner.streaming import plan_stream, predict_stream
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
 from graphplan.schedule.auto import FIXED, build_schedule
@@ -34,6 +43,7 @@ class Scheduled(Noun, frozen=True, kw_only=True):
     """A stage graph with prices, its program, and what the simulator says of it."""
 
     priced: PricedStages
+    policy: WeightPolicy = FLUSH
     schedule: str
     program: Program
     prediction: Prediction
@@ -48,16 +58,30 @@ def schedule_stages(
     sequential: bool = False,
 ) -> Scheduled:
     """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line."""
-    priced = cost.price_stages(stages, FLUSH)
+    if options.streams(stages):
+        return _schedule_stream(cost, stages, options, time_limit_s=time_limit_s)
+    policy = options.make_policy()
+    if not policy.is_synchronous:
+        policy = FLUSH
+    priced = cost.price_stages(stages, policy)
     if sequential:
         priced = chain_stages(priced)
     return schedule_prices(
-        priced, schedule=options.schedule, time_limit_s=time_limit_s, seed=options.seed
+        priced,
+        policy,
+        schedule=options.schedule,
+        time_limit_s=time_limit_s,
+        seed=options.seed,
     )
 
 
 def schedule_prices(
-    priced: PricedStages, *, schedule: str = "auto", time_limit_s: float = 10.0, seed: int = 0
+    priced: PricedStages,
+    policy: WeightPolicy = FLUSH,
+    *,
+    schedule: str = "auto",
+    time_limit_s: float = 10.0,
+    seed: int = 0,
 ) -> Scheduled:
     """The named schedule lowered and simulated; auto is the best in simulated step time.
 
@@ -65,24 +89,40 @@ def schedule_prices(
     orders that take no search compete with its answer once more.
     """
     found = build_schedule(priced, name=schedule, time_limit_s=time_limit_s, seed=seed)
-    ready = [_simulate_schedule(priced, found.schedule)]
+    ready = [_simulate_schedule(priced, policy, found.schedule)]
     waits = ready[0].prediction.step_s > found.step_s * (1 + TOLERANCE)
     num_tasks = sum(map(len, found.schedule.tasks_by_device))
     if schedule == "auto" and waits and num_tasks <= MAX_SIMULATED_TASKS:
         for name in FIXED:
             with suppress(InvalidOption, NoFeasiblePlan):
                 rival = build_schedule(priced, name=name)
-                ready.append(_simulate_schedule(priced, rival.schedule))
+                ready.append(_simulate_schedule(priced, policy, rival.schedule))
     return min(ready, key=lambda each: each.prediction.step_s)
 
 
-def _simulate_schedule(priced: PricedStages, schedule: Schedule) -> Scheduled:
-    program = lower_schedule(priced, schedule, FLUSH)
+def _simulate_schedule(priced: PricedStages, policy: WeightPolicy, schedule: Schedule) -> Scheduled:
+    program = lower_schedule(priced, schedule, policy)
     return Scheduled(
         priced=priced,
+        policy=policy,
         schedule=schedule.name,
         program=program,
         prediction=predict_step(priced, program),
+    )
+
+
+def _schedule_stream(
+    cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
+) -> Scheduled:
+    """The same for an asynchronous policy."""
+    priced, policy, schedule = plan_stream(cost, stages, options, time_limit_s=time_limit_s)
+    program = lower_schedule(priced, schedule, policy)
+    return Scheduled(
+        priced=priced,
+        policy=policy,
+        schedule=schedule.name,
+        program=program,
+        prediction=predict_stream(priced, policy, program, seed=options.seed),
     )
 
 
@@ -94,22 +134,25 @@ def collect_plan(
     options: SearchOptions,
     *,
     baselines: Mapping[str, float],
+    offers: tuple[PolicyOffer, ...] = (),
     costs: str,
 ) -> Plan:
     """The plan of a scheduled answer; a plan that the referee refuses is never returned."""
+    bound = answer.bound
+    if not ready.policy.is_synchronous:
+        bound = bound_step(cost.problem, barrier=False)
     plan = Plan(
         model=describe_model(graph),
         cluster=cost.problem.cluster,
         training=cost.problem.training,
         stages=answer.stages,
-        policy=FLUSH,
+        policy=ready.policy,
         prices=ready.priced,
         program=tuple(str(ready.program).split("\n")),
         prediction=ready.prediction,
-        bound=Bound(
-            step_s=min(answer.bound.step_s, ready.prediction.step_s), proof=answer.bound.proof
-        ),
+        bound=Bound(step_s=min(bound.step_s, ready.prediction.step_s), proof=bound.proof),
         baselines=dict(baselines),
+        offers=offers,
         provenance=Provenance(
             graphplan=graphplan.__version__,
             planner=answer.solver,

@@ -12,10 +12,14 @@ from functools import lru_cache, partial
 import msgspec
 
 from graphplan.cost.model import CostModel
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Evaluate
+from graphplan.planner.loads import measure_channels
+from graphplan.planner.options import DEFAULTS, SearchOptions
 from graphplan.planner.sequential import chain_stages
+from graphplan.planner.streaming import evaluate_stream
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.queued import has_contention, measure_queued
@@ -30,19 +34,34 @@ LONG_WINDOWS: tuple[Window, Window] = ((24, 48), (64, 128))
 
 
 def make_evaluator(
-    cost: CostModel, *, objective: str = "throughput", sequential: bool = False
+    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
 ) -> Evaluate:
     """An evaluation that remembers what it has seen; `sequential` runs all stages in one line."""
+    policy = options.make_policy()
 
     @lru_cache(maxsize=8192)
     def evaluate(stages: StageGraph) -> float:
-        return evaluate_stages(cost, stages, objective=objective, sequential=sequential)
+        if options.streams(stages):
+            return evaluate_stream(cost, stages, options)
+        if policy.name == "local" and not is_replicated(stages):
+            return float("inf")
+        return evaluate_stages(
+            cost,
+            stages,
+            policy=policy if policy.is_synchronous else None,
+            objective=options.objective,
+            sequential=sequential,
+        )
 
     return evaluate
 
 
-def make_confirmer(cost: CostModel, *, sequential: bool = False) -> Evaluate:
-    """The same over more of the batch: for candidates that look best."""
+def make_confirmer(
+    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
+) -> Evaluate | None:
+    """The same over more of the batch, for candidates that look best; None where it is exact."""
+    if options.objective != "throughput" or options.policy != "flush":
+        return None
     return partial(evaluate_stages, cost, sequential=sequential, windows=LONG_WINDOWS)
 
 
@@ -50,12 +69,13 @@ def evaluate_stages(
     cost: CostModel,
     stages: StageGraph,
     *,
+    policy: WeightPolicy | None = None,
     objective: str = "throughput",
     sequential: bool = False,
     windows: tuple[Window, Window] = WINDOWS,
 ) -> float:
     """Step seconds (or what the objective asks for); infinity when a device cannot hold it."""
-    priced = cost.price_stages(stages)
+    priced = cost.price_stages(stages, policy or WeightPolicy())
     if sequential:
         priced = chain_stages(priced)
     if not fits_once(priced):
@@ -71,7 +91,8 @@ def evaluate_stages(
     if objective == "latency":
         single = msgspec.structs.replace(priced, batch_size=_largest_micro_batch(priced))
         return _measure(single)[0]
-    return max(step_s + _measure_rest(priced, short, step_s, far), _measure_channels(priced))
+    rest_s = _measure_rest(priced, short, step_s, far)
+    return max(step_s + rest_s, priced.batch_size * measure_channels(priced))
 
 
 def _measure(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
@@ -107,6 +128,11 @@ def _shares_devices(priced: PricedStages) -> bool:
     return any(len(hosted) > 1 for hosted in priced.stages_by_device)
 
 
+def is_replicated(stages: StageGraph) -> bool:
+    """Whether all stages have as many devices, so that replicas of the whole pipeline exist."""
+    return len({len(stage.devices) for stage in stages.stages}) == 1
+
+
 def fits_once(priced: PricedStages) -> bool:
     """Whether every device can hold its stages with one micro-batch in flight: a quick test."""
     for device, hosted in enumerate(priced.stages_by_device):
@@ -126,17 +152,6 @@ def shorten_batch(priced: PricedStages, *, num_further: int) -> PricedStages:
 def _seconds_per_sample(priced: PricedStages, s: int) -> float:
     stage = priced.stages[s]
     return (stage.forward_s + stage.backward_s) / stage.micro_batch_size
-
-
-def _measure_channels(priced: PricedStages) -> float:
-    """Seconds of the batch on the channel that carries most."""
-    busy: dict[str, float] = {}
-    for transfer in priced.transfers:
-        size = priced.stages[transfer.src].micro_batch_size
-        for message in transfer.messages:
-            seconds = message.seconds / size
-            busy[message.channel] = busy.get(message.channel, 0.0) + seconds
-    return priced.batch_size * max(busy.values(), default=0.0)
 
 
 def _largest_micro_batch(priced: PricedStages) -> int:

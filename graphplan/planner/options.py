@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import get_args
 
 from graphplan.errors import InvalidOption, UnknownName
-from graphplan.nouns.policy import POLICY_NAMES
+from graphplan.nouns.policy import POLICY_NAMES, DirectionForm, PolicyName, WeightPolicy
+from graphplan.nouns.stages import StageGraph
 from graphplan.partition import SOLVERS
 
 OBJECTIVES = ("throughput", "latency", "memory")
@@ -22,6 +24,12 @@ class SearchOptions:
     planner: str = "auto"
     schedule: str = "auto"
     policy: str = "flush"
+    accumulate: int | None = None
+    """Micro-batches of one update under an asynchronous policy; None: as few as are legal."""
+    local_steps: int = 1
+    """Batches between two averagings under policy local."""
+    direction: str = "optimizer"
+    """What predict and spectrain extrapolate along: `optimizer` or `displacement`."""
     objective: str = "throughput"
     optimizer: str = "adam"
     precision: str = "float32"
@@ -43,10 +51,56 @@ class SearchOptions:
             raise UnknownName("objective", self.objective, OBJECTIVES)
         if self.policy not in POLICY_NAMES:
             raise UnknownName("weight policy", self.policy, POLICY_NAMES)
+        if self.direction not in get_args(DirectionForm):
+            raise UnknownName("direction", self.direction, get_args(DirectionForm))
+        if min(self.local_steps, self.accumulate or 1) < 1:
+            raise InvalidOption(
+                "Updates take at least one micro-batch, and averagings one batch.",
+                remedy="Use --accumulate 1 and --local-steps 1, or more.",
+            )
+        if not self.make_policy().is_synchronous and self.schedule != "auto":
+            raise InvalidOption(
+                f"Policy {self.policy} has an order of its own, not schedule {self.schedule}.",
+                remedy="Leave out --schedule, or use --policy flush.",
+            )
         if not self.time_limit_s > 0:
             raise InvalidOption(
                 f"The time limit is {self.time_limit_s} s.", remedy="Use --time-limit 5."
             )
+
+    @property
+    def policy_name(self) -> PolicyName:
+        """The weight policy; it is one, as the options have been checked."""
+        return self.policy  # type: ignore[return-value]
+
+    @property
+    def direction_form(self) -> DirectionForm:
+        """The direction; it is one, as the options have been checked."""
+        return self.direction  # type: ignore[return-value]
+
+    def make_policy(self) -> WeightPolicy:
+        """The weight policy, without warm-ups."""
+        return WeightPolicy(
+            name=self.policy_name,
+            accumulate=self.accumulate or 1,
+            local_steps=self.local_steps,
+            direction=self.direction_form,
+        )
+
+    def streams(self, stages: StageGraph) -> bool:
+        """Whether batches of these stages follow one another without a drain.
+
+        2bw has nothing to double-buffer without a pipeline and is flush there.
+        """
+        if self.policy == "2bw" and not stages.edges:
+            return False
+        return not self.make_policy().is_synchronous
+
+    def with_policy(self, name: PolicyName) -> SearchOptions:
+        """The same options for another policy, with its defaults."""
+        return dataclasses.replace(
+            self, policy=name, schedule="auto", accumulate=None, local_steps=1
+        )
 
     def list_changed(self) -> dict[str, str]:
         """The options that differ from their defaults, as text."""

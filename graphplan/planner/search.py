@@ -17,13 +17,14 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import NoFeasiblePlan, SearchLimit
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Plan
+from graphplan.nouns.plan import Plan, PolicyOffer
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Progress, Request
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
 from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, pose_problem
+from graphplan.planner.streaming import offer_policies
 
 BASELINES: dict[str, tuple[str, ...]] = {
     "data-parallel": ("data-parallel",),
@@ -36,6 +37,8 @@ rule. No plan of ours can be it, as a plan runs with its true dependencies only.
 SOLVER_SHARE, SEQUENTIAL_SHARE, SCHEDULE_SHARE, BASELINE_SHARE = 0.55, 0.1, 0.15, 0.05
 """Shares of the time limit: the solver, the sequential planners, the plan's schedule, the schedule
 of each baseline."""
+OFFER_SHARE = 0.02
+"""For the order of each asynchronous policy that a plan is compared with."""
 
 
 def search_plan(
@@ -50,20 +53,27 @@ def search_plan(
     options = options or SearchOptions()
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
     request = make_request(cost, options, progress=progress)
+    # Rivals flush, as who does without our policy would.
+    flushing = options if options.policy == "flush" else options.with_policy("flush")
     rivals: dict[str, tuple[Answer, Scheduled]] = {}
     if options.baselines:
-        rivals = _solve_baselines(cost, options, request, BASELINES)
+        asked = request if flushing is options else make_request(cost, flushing)
+        rivals = _solve_baselines(cost, flushing, asked, BASELINES)
     answer = solve_problem(cost.problem, options.planner, request)
     answer, ready = schedule_best(
         cost, answer, options, time_limit_s=SCHEDULE_SHARE * options.time_limit_s
     )
-    if options.planner == "auto" and options.objective == "throughput":
+    if options.planner == "auto" and options.objective == "throughput" and flushing is options:
         answer, ready = min(
             [(answer, ready), *rivals.values()], key=lambda each: each[1].prediction.step_s
         )
     if options.baselines and not answer.interrupted:
-        in_line = make_request(cost, options, sequential=True)
-        rivals |= _solve_baselines(cost, options, in_line, {SEQUENTIAL: BASELINES["linear"]})
+        in_line = make_request(cost, flushing, sequential=True)
+        rivals |= _solve_baselines(cost, flushing, in_line, {SEQUENTIAL: BASELINES["linear"]})
+    offers: tuple[PolicyOffer, ...] = ()
+    if ready.policy.name == "flush" and not answer.interrupted:
+        limit_s = OFFER_SHARE * options.time_limit_s
+        offers = offer_policies(cost, answer.stages, options, time_limit_s=limit_s)
     return collect_plan(
         graph,
         cost,
@@ -71,6 +81,7 @@ def search_plan(
         ready,
         options,
         baselines={name: found.prediction.step_s for name, (_, found) in rivals.items()},
+        offers=offers,
         costs=next(iter(tables.values())).source if tables else "estimated",
     )
 
@@ -97,10 +108,8 @@ def make_request(
 ) -> Request:
     """What solvers are asked; one request remembers the answers of all of them."""
     return Request(
-        evaluate=make_evaluator(cost, objective=options.objective, sequential=sequential),
-        confirm=make_confirmer(cost, sequential=sequential)
-        if options.objective == "throughput"
-        else None,
+        evaluate=make_evaluator(cost, options, sequential=sequential),
+        confirm=make_confirmer(cost, options, sequential=sequential),
         time_limit_s=(SEQUENTIAL_SHARE if sequential else SOLVER_SHARE) * options.time_limit_s,
         seed=options.seed,
         progress=progress,

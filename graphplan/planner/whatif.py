@@ -15,16 +15,18 @@ from graphplan.errors import GraphplanError, InvalidOption
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.timeline import Timeline
 from graphplan.partition import SOLVERS, solve_problem
-from graphplan.planner.collect import FLUSH, schedule_stages
+from graphplan.planner.collect import schedule_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, estimate_tables, pose_problem
 from graphplan.planner.search import SCHEDULE_SHARE, make_request
 from graphplan.schedule.auto import SCHEDULES, build_schedule
 from graphplan.schedule.lower import lower_schedule
+from graphplan.schedule.steady import plan_steady
 from graphplan.simulate import simulate_program
 
 
@@ -35,15 +37,45 @@ def simulate_plan(
     cluster: Cluster | None = None,
     batch_size: int | None = None,
     schedule: str | None = None,
+    policy: PolicyName | None = None,
 ) -> Timeline:
-    """The timeline of a plan's stages, optionally elsewhere, with another batch or schedule."""
+    """The timeline of a plan's stages, optionally elsewhere, with another batch, schedule or
+    weight policy."""
     priced = plan.prices if cluster is None else _price_elsewhere(plan, graph, cluster)
-    if batch_size is None and schedule is None and cluster is None:
+    if batch_size is None and schedule is None and cluster is None and policy is None:
         return simulate_program(priced, plan.parse_program())
     if batch_size is not None:
         priced = _change_batch(priced, batch_size)
-    found = build_schedule(priced, name=schedule or plan.provenance.schedule)
-    return simulate_program(priced, lower_schedule(priced, found.schedule, FLUSH))
+    name = policy or plan.policy.name
+    weights = WeightPolicy(name=name, local_steps=plan.policy.local_steps)
+    if weights.is_synchronous:
+        priced = _change_versions(plan, priced, weights)
+        known = plan.provenance.schedule if plan.provenance.schedule in SCHEDULES else "auto"
+        order = build_schedule(priced, name=schedule or known).schedule
+        return simulate_program(priced, lower_schedule(priced, order, weights))
+    if schedule is not None:
+        raise InvalidOption(
+            f"Policy {name} has an order of its own, not schedule {schedule}.",
+            remedy="Leave out --schedule, or use --policy flush.",
+        )
+    weights, order = plan_steady(priced, name)
+    priced = _change_versions(plan, priced, weights)
+    return simulate_program(priced, lower_schedule(priced, order, weights))
+
+
+def _change_versions(plan: Plan, priced: PricedStages, policy: WeightPolicy) -> PricedStages:
+    """The prices with the weight versions of another policy, as far as the plan knows weights."""
+    if policy == plan.policy or not plan.labels:
+        return priced
+    stages = tuple(
+        msgspec.structs.replace(
+            stage,
+            fixed_bytes=stage.fixed_bytes
+            + (policy.num_versions(s) - plan.policy.num_versions(s)) * label.param_bytes,
+        )
+        for s, (stage, label) in enumerate(zip(priced.stages, plan.labels, strict=True))
+    )
+    return msgspec.structs.replace(priced, stages=stages)
 
 
 def _price_elsewhere(plan: Plan, graph: OpGraph | None, cluster: Cluster) -> PricedStages:

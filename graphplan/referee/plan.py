@@ -28,7 +28,7 @@ def check_plan(plan: Plan) -> Verdict:
     if of_prices.is_clean and program is not None:
         peaks = plan.prediction.peak_bytes_by_device
         judge_program(plan.prices, program, plan.policy, findings, predicted_bytes=peaks)
-        if findings.is_clean and plan.policy.is_synchronous:
+        if findings.is_clean:
             _judge_work(plan, program, findings)
     findings.extend(of_prices)
     _judge_prediction(plan, findings)

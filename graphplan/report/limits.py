@@ -6,6 +6,7 @@ from typing import Literal
 
 from graphplan.nouns.base import Noun
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.report.stagerows import StageRow
 from graphplan.report.units import (
     clean_name,
@@ -26,6 +27,8 @@ DOMINANT = 0.25
 """Share of the critical path from which on a single stage is to blame."""
 PROVEN = 0.0005
 """A smaller gap is rounding."""
+WORTH = 0.01
+"""What an asynchronous policy must gain to be mentioned."""
 
 Topic = Literal["compute", "idle", "transfer", "memory", "bound"]
 
@@ -48,10 +51,11 @@ def find_limits(plan: Plan, usage: Usage, rows: tuple[StageRow, ...]) -> tuple[F
     found = [
         _judge_path(usage, rows),
         _judge_busiest(usage, plan),
-        _judge_idle(usage),
+        _judge_idle(usage) if plan.policy.is_synchronous else _judge_stream(plan),
         _judge_channels(usage),
         _judge_memory(rows),
         _judge_bound(plan),
+        _judge_offers(plan),
     ]
     return tuple(each for each in found if each is not None)
 
@@ -160,4 +164,46 @@ def _judge_bound(plan: Plan) -> Finding:
         title="No plan can be faster" if plan.gap < PROVEN else title,
         text=f"Lower bound {format_seconds(plan.bound.step_s)}: {clean_name(plan.bound.proof)}.",
         share=plan.bound.step_s / plan.prediction.step_s if plan.prediction.step_s else None,
+    )
+
+
+def _judge_stream(plan: Plan) -> Finding:
+    """Batches that follow one another: what idles, and how old the weights are."""
+    policy, bubble = plan.policy, plan.prediction.bubble
+    return Finding(
+        topic="idle",
+        title=f"Without a drain devices are idle {format_share(bubble)} of the step",
+        text=f"Step time and throughput are those of the steady state. {_tell_staleness(policy)}",
+        share=bubble,
+    )
+
+
+def _judge_offers(plan: Plan) -> Finding | None:
+    """What the policy that gains most without a drain would give, and the others' staleness."""
+    step_s = plan.prediction.step_s
+    offers = [each for each in plan.offers if each.step_s * (1 + WORTH) < step_s]
+    if not offers:
+        return None
+    best = min(offers, key=lambda offer: (offer.step_s, offer.staleness))
+    told = "; ".join(
+        f"{each.policy.name} {step_s / each.step_s:.2f}x, up to {each.staleness}"
+        f" update{'s' if each.staleness != 1 else ''} stale,"
+        f" {format_bytes(max(each.peak_bytes_by_device))} at most"
+        for each in offers
+    )
+    return Finding(
+        topic="idle",
+        title=f"Without a drain the step would take {format_seconds(best.step_s)}",
+        text=f"{told[0].upper()}{told[1:]}. Stale gradients change the training: never chosen"
+        f" unasked, use --policy {best.policy.name}.",
+        share=best.step_s / step_s,
+    )
+
+
+def _tell_staleness(policy: WeightPolicy) -> str:
+    size = policy.accumulate
+    update = "every micro-batch" if size == 1 else f"every {size} micro-batches"
+    return (
+        f"Policy {policy.name} updates after {update}; gradients are up to {policy.most_stale}"
+        f" update{'s' if policy.most_stale != 1 else ''} old."
     )

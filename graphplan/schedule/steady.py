@@ -86,10 +86,8 @@ def make_policy(
     priced: PricedStages, name: PolicyName, warmups: tuple[int, ...], accumulate: int | None
 ) -> WeightPolicy:
     """The policy, checked."""
-    count = priced.num_micro_batches(0)
     if accumulate is None:
-        least = max(1, *warmups) if name == "2bw" else 1
-        accumulate = next((m for m in range(least, count + 1) if count % m == 0), least)
+        accumulate = choose_accumulate(name, warmups, priced.num_micro_batches(0))
     policy = WeightPolicy(name=name, warmups=warmups, accumulate=accumulate)
     if policy.is_synchronous:
         raise InvalidOption(
@@ -98,6 +96,12 @@ def make_policy(
         )
     check_policy(priced, policy)
     return policy
+
+
+def choose_accumulate(name: PolicyName, warmups: tuple[int, ...], count: int) -> int:
+    """The fewest micro-batches of an update that the policy allows and that divide the batch."""
+    least = max((1, *warmups)) if name == "2bw" else 1
+    return next((m for m in range(least, count + 1) if count % m == 0), least)
 
 
 def plan_warmups(priced: PricedStages, *, accumulate: int = 1) -> tuple[int, ...]:

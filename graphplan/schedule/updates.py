@@ -64,9 +64,13 @@ def check_policy(priced: PricedStages, policy: WeightPolicy) -> None:
             f"The policy has {len(policy.warmups)} warm-ups for {len(priced.stages)} stages.",
             remedy="Give one warm-up for every stage.",
         )
-    if policy.name == "2bw" and policy.accumulate < max(policy.warmups):
+    most = max(policy.warmups)
+    if policy.name == "2bw" and policy.accumulate < most:
+        legal = next((m for m in range(most, count + 1) if count % m == 0), None)
         raise InvalidOption(
-            f"2bw with warm-ups up to {max(policy.warmups)} must accumulate at least as many"
-            f" micro-batches per update, not {policy.accumulate}.",
-            remedy=f"Set accumulate to {max(policy.warmups)} or more.",
+            f"2bw with warm-ups up to {most} must accumulate at least as many micro-batches per"
+            f" update, not {policy.accumulate}.",
+            remedy=f"Set accumulate to {legal} or more."
+            if legal is not None
+            else f"Use a batch of at least {most} micro-batches.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,6 +160,55 @@ class Normed(nn.Module):
         return made
 
 
+class Sum(nn.Module):
+    """a += w_s at every stage, from 0."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Plus() for _ in range(num_blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Plus(nn.Module):
+    """a += w."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.w
+
+
+class Product(Sum):
+    """a *= w_s at every stage: the backward uses the weights."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.blocks = nn.ModuleList(Times() for _ in range(num_blocks))
+
+
+class Times(Plus):
+    """a *= w, from w = 1/2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.w, 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w
+
+
+def half_square(output: torch.Tensor, batch: Any) -> torch.Tensor:
+    """Half of the squared distance, a mean over samples."""
+    loss: torch.Tensor = (output - batch[-1]).square().mean() / 2
+    return loss
+
+
 def mean_square(output: torch.Tensor, batch: Any) -> torch.Tensor:
     """Against the last tensor of the batch."""
     return functional.mse_loss(output, batch[-1])
@@ -172,6 +222,11 @@ def next_token(output: torch.Tensor, batch: Any) -> torch.Tensor:
 def floats(*shapes: tuple[int, ...]) -> Callable[[int], tuple[torch.Tensor, ...]]:
     """Batches of normal numbers; each shape is that of one sample."""
     return lambda size: tuple(torch.randn(size, *shape) for shape in shapes)
+
+
+def constants(*values: float) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Batches that hold nothing but some numbers."""
+    return lambda size: tuple(torch.full((size, 1), value) for value in values)
 
 
 def tokens(length: int) -> Callable[[int], tuple[torch.Tensor, ...]]:
@@ -195,6 +250,16 @@ class Case:
 
 
 CASES: dict[str, Case] = {
+    **{
+        f"{name}{num}": Case(
+            functools.partial(model, num),
+            constants(start, 1.0),
+            {f"blocks.{i}": i for i in range(num)},
+            half_square,
+        )
+        for name, model, start in (("sum", Sum, 0.0), ("product", Product, 1.0))
+        for num in (1, 2, 3)
+    },
     "biased": Case(
         Biased,
         floats((WIDTH,), (WIDTH,)),

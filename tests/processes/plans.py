@@ -10,7 +10,7 @@ from graphplan.cost.model import CostModel
 from graphplan.cost.problem import make_problem
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Bound, Plan, PlannedModel, Prediction, Provenance
-from graphplan.nouns.policy import WeightPolicy
+from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import Task
@@ -19,6 +19,7 @@ from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.schedule.auto import FIXED, build_schedule
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.onefoneb import build_1f1b
+from graphplan.schedule.steady import build_steady, plan_steady
 from graphplan.simulate import simulate_program
 
 BuildSchedule = Callable[[PricedStages], Schedule]
@@ -92,6 +93,8 @@ def plan_by_hand(
     schedule: str = "1f1b",
     recompute: Sequence[int] = (),
     training: Mapping[str, object] | None = None,
+    policy: PolicyName = "flush",
+    policy_options: Mapping[str, object] | None = None,
 ) -> Plan:
     """Stage i on devices[i]; costs are estimates for the CPU."""
     num_stages = len(devices)
@@ -122,8 +125,12 @@ def plan_by_hand(
             for s in range(num_stages)
         ],
     )
-    priced = CostModel(problem).price_stages(stages)
-    program = lower_schedule(priced, SCHEDULES[schedule](priced), WeightPolicy())
+    cost = CostModel(problem)
+    weights, order = order_tasks(
+        cost.price_stages(stages), schedule, policy, dict(policy_options or {})
+    )
+    priced = cost.price_stages(stages, weights)
+    program = lower_schedule(priced, order, weights)
     timeline = simulate_program(priced, program)
     position = {op.name: i for i, op in enumerate(graph.ops)}
     return Plan(
@@ -136,7 +143,7 @@ def plan_by_hand(
         cluster=cluster,
         training=wanted,
         stages=stages,
-        policy=WeightPolicy(),
+        policy=weights,
         prices=priced,
         program=tuple(str(program).split("\n")),
         prediction=Prediction(
@@ -150,3 +157,17 @@ def plan_by_hand(
             graphplan="0", planner="by hand", schedule=schedule, costs="estimated", seed=0
         ),
     )
+
+
+def order_tasks(
+    priced: PricedStages, schedule: str, name: PolicyName, options: dict[str, object]
+) -> tuple[WeightPolicy, Schedule]:
+    """The policy with its warm-ups, and the order of one batch."""
+    if name in ("flush", "local"):
+        policy = WeightPolicy(name=name, **options)  # type: ignore[arg-type]
+        return policy, SCHEDULES[schedule](priced)
+    if any(len(hosted) > 1 for hosted in priced.stages_by_device):
+        return plan_steady(priced, name)
+    options = {"warmups": priced.heights, **options}
+    policy = WeightPolicy(name=name, **options)  # type: ignore[arg-type]
+    return policy, build_steady(priced, policy)

@@ -12,6 +12,7 @@ from torch import nn
 
 from graphplan.capture import Captured, trace_module
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.policy import PolicyName
 from graphplan_runtime import Pipeline
 from tests.processes.models import CASES, tokens
 from tests.processes.plans import assign_stages, plan_by_hand
@@ -36,6 +37,8 @@ class Setup:
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pipeline: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: str = "momentum"
+    policy: PolicyName = "flush"
+    policy_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def num_ranks(self) -> int:
@@ -74,6 +77,8 @@ def plan_case(setup: Setup, captured: Captured) -> Plan:
         schedule=setup.schedule,
         recompute=setup.recompute,
         training=setup.training,
+        policy=setup.policy,
+        policy_options=setup.policy_options,
     )
 
 

@@ -1,0 +1,127 @@
+"""Streams of batches under stashed weights equal stale training in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from graphplan_runtime import Pipeline
+from tests.processes.crew import Crew
+from tests.processes.stale import Forward, run_plain, run_tied, train_stale
+from tests.processes.training import (
+    Result,
+    Setup,
+    capture_case,
+    make_batches,
+    make_pipeline,
+    plan_case,
+    read_weights,
+)
+
+TOLERANCE = 1e-10
+
+
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+    """What a rank tells of a stream."""
+
+    result: Result
+    num_updates: dict[int, int]
+    most_stale: dict[int, int]
+    most_versions: dict[int, int]
+
+
+def stream_batches(setup: Setup) -> Streamed:
+    """Train on a stream of batches, then drain."""
+    pipeline = make_pipeline(setup)
+    losses = list(pipeline.stream(make_batches(setup)))
+    return describe(pipeline, losses)
+
+
+def describe(pipeline: Pipeline, losses: list[float]) -> Streamed:
+    """The account of a stream that has ended."""
+    versions = pipeline.versions.items()
+    return Streamed(
+        Result(losses, read_weights(pipeline)),
+        {s: each.num_updates for s, each in versions},
+        {s: each.most_stale for s, each in versions},
+        {s: each.most_versions for s, each in versions},
+    )
+
+
+def halve_rate(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule that counts updates."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+
+
+CHAIN = Setup(case="chain", devices=[(0,), (1,), (2,), (3,)], num_steps=5)
+SETUPS: dict[str, tuple[Setup, Forward]] = {
+    "chain": (CHAIN, run_plain),
+    "accumulated": (dataclasses.replace(CHAIN, policy_options={"accumulate": 2}), run_plain),
+    "towers": (Setup(case="towers", devices=[(0,), (1,), (2,)], num_steps=4), run_plain),
+    "skips": (Setup(case="unet", devices=[(0,), (1,), (2,), (3,)], num_steps=4), run_plain),
+    "replicas": (Setup(case="towers", devices=[(0,), (1,), (2, 3)], num_steps=4), run_plain),
+    "tied": (Setup(case="tied", devices=[(0,), (1,), (2,)], num_steps=4), run_tied),
+    "adamw": (dataclasses.replace(CHAIN, optimizer="adamw"), run_plain),
+    "small batches": (dataclasses.replace(CHAIN, batch_size=2, num_steps=12), run_plain),
+    "uneven rows": (dataclasses.replace(CHAIN, rows_by_step=[8, 7, 9, 4, 8]), run_plain),
+    "clipped": (dataclasses.replace(CHAIN, pipeline={"clip_norm": 0.05}), run_plain),
+    "clipped, tied": (
+        Setup(
+            case="tied",
+            devices=[(0,), (1,), (2,)],
+            num_steps=4,
+            optimizer="adamw",
+            pipeline={"clip_norm": 0.05},
+        ),
+        run_tied,
+    ),
+    "learning rate": (dataclasses.replace(CHAIN, pipeline={"scheduler": halve_rate}), run_plain),
+    "recomputed": (dataclasses.replace(CHAIN, recompute=(0, 2)), run_plain),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("policy", ["stash", "vertical-sync", "2bw"])
+def test_stashed_weights(crew: Crew, name: str, policy: Any) -> None:
+    """Losses and weights are those of one process that keeps all old versions."""
+    setup, forward = SETUPS[name]
+    captured = capture_case(setup.case)
+    heights = plan_case(setup, captured).prices.heights
+    options = dict(setup.policy_options)
+    if policy == "2bw":
+        options["accumulate"] = max(4, options.get("accumulate", 1))
+        setup = dataclasses.replace(setup, batch_size=8)
+    setup = dataclasses.replace(setup, policy=policy, policy_options=options)
+    plan = plan_case(setup, captured)
+    held = {op: s for s, stage in enumerate(plan.stages.stages) for op in stage.ops}
+    names = [
+        sorted({n for op in captured.graph.ops if held[op.name] == s for n in op.weights})
+        for s in range(len(heights))
+    ]
+    trainable = {weight.name for weight in captured.graph.weights if weight.trainable}
+    canonical = {a: w.name for w in captured.graph.weights for a in (w.name, *w.aliases)}
+    names = [[canonical[n] for n in each if canonical[n] in trainable] for each in names]
+    wanted = train_stale(
+        setup,
+        names_by_stage=names,
+        warmups=heights,
+        forward=forward,
+        clip_norm=setup.pipeline.get("clip_norm"),
+        schedule=setup.pipeline.get("scheduler"),
+    )
+    found: list[Streamed] = crew.run(setup.num_ranks, stream_batches, setup)
+    total = len(wanted.losses) * plan.prices.num_micro_batches(0) // options.get("accumulate", 1)
+    for each in found:
+        assert each.result.losses == pytest.approx(wanted.losses, abs=TOLERANCE)
+        for weight, tensor in each.result.weights.items():
+            torch.testing.assert_close(
+                tensor, wanted.weights[weight], atol=TOLERANCE, rtol=TOLERANCE, msg=weight
+            )
+        for s, count in each.num_updates.items():
+            assert count == total
+            assert each.most_stale[s] == -(-heights[s] // plan.policy.accumulate)
+            assert each.most_versions[s] <= plan.policy.num_versions(s)
