@@ -1,8 +1,8 @@
 """GraphPipe's models, a sweep over branches and a scale curve, for the planners side by side.
 
-    python tools/bench_graphpipe.py models --gpus 4,8,16,32 --json models.json
-    python tools/bench_graphpipe.py branches --json branches.json
-    python tools/bench_graphpipe.py scale --time-limit 60 --json scale.json
+    python -m tools.bench_graphpipe models --gpus 4,8,16,32 --shrink 16 --json models.json
+    python -m tools.bench_graphpipe branches --json branches.json
+    python -m tools.bench_graphpipe scale --time-limit 60 --json scale.json
 
 `models` captures examples/mmt.py, dlrm.py and candle_uno.py and estimates them on the Summit
 cluster; the batch grows with the GPUs. `step_s` is simulated with the true dependencies;
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=parse_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--branches", type=parse_numbers, default=[2, 4, 8, 16])
     parser.add_argument("--models", default=",".join(SAMPLES_PER_GPU))
+    parser.add_argument("--shrink", type=int, default=1, help="divides the samples per GPU")
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each planner")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
@@ -80,9 +81,11 @@ def run_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in args.models.split(","):
         graph = trace_model_file(load_model_file(str(EXAMPLES / f"{name}.py"))).graph
         for gpus in args.gpus:
-            options = SearchOptions(batch_size=SAMPLES_PER_GPU[name] * gpus)
+            batch_size = SAMPLES_PER_GPU[name] // args.shrink * gpus
+            options = SearchOptions(batch_size=batch_size)
             problem = pose_problem(graph, find_cluster("summit", gpus=gpus), options)
-            yield from compare({"model": name, "gpus": gpus}, problem, args.time_limit)
+            point = {"model": name, "gpus": gpus, "batch_size": batch_size}
+            yield from compare(point, problem, args.time_limit)
 
 
 def run_branches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
