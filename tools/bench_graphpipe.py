@@ -1,8 +1,8 @@
 """GraphPipe's models, a sweep over branches and a scale curve, for the planners side by side.
 
-    python tools/bench_graphpipe.py models --gpus 4,8,16,32 --json models.json
-    python tools/bench_graphpipe.py branches --json branches.json
-    python tools/bench_graphpipe.py scale --time-limit 60 --json scale.json
+    python -m tools.bench_graphpipe models --gpus 4,8,16,32 --shrink 16 --json models.json
+    python -m tools.bench_graphpipe branches --json branches.json
+    python -m tools.bench_graphpipe scale --time-limit 60 --json scale.json
 
 `models` captures examples/mmt.py, dlrm.py and candle_uno.py and estimates them on the Summit
 cluster; the batch grows with the GPUs. `step_s` is simulated with the true dependencies;
@@ -26,10 +26,10 @@ from graphplan.errors import GraphplanError
 from graphplan.nouns.problem import Problem
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.planner.collect import schedule_stages
 from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
+from graphplan.planner.search import schedule_best
 from tools.bench_partition import simulate_sequentially
 from tools.synthetic import describe_mmt, pose_recipe
 
@@ -40,7 +40,7 @@ SEQUENTIAL = ("chain", "downset")
 """Planners whose plans count as sequential."""
 SCALE = ((1000, 64), (2000, 64), (5000, 64), (10000, 64), (10000, 256), (10000, 1024))
 """Ops and devices."""
-SCHEDULE_LIMIT_S = 1.0
+SCHEDULE_LIMIT_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=parse_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--branches", type=parse_numbers, default=[2, 4, 8, 16])
     parser.add_argument("--models", default=",".join(SAMPLES_PER_GPU))
+    parser.add_argument("--shrink", type=int, default=1, help="divides the samples per GPU")
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each planner")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
@@ -80,9 +81,11 @@ def run_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in args.models.split(","):
         graph = trace_model_file(load_model_file(str(EXAMPLES / f"{name}.py"))).graph
         for gpus in args.gpus:
-            options = SearchOptions(batch_size=SAMPLES_PER_GPU[name] * gpus)
+            batch_size = SAMPLES_PER_GPU[name] // args.shrink * gpus
+            options = SearchOptions(batch_size=batch_size)
             problem = pose_problem(graph, find_cluster("summit", gpus=gpus), options)
-            yield from compare({"model": name, "gpus": gpus}, problem, args.time_limit)
+            point = {"model": name, "gpus": gpus, "batch_size": batch_size}
+            yield from compare(point, problem, args.time_limit)
 
 
 def run_branches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -131,15 +134,13 @@ def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any
 
 def simulate(cost: CostModel, answer: Answer) -> dict[str, float]:
     """Steps of the answer or its best alternative, with true and with artificial dependencies."""
-    ready = [
-        schedule_stages(cost, stages, SearchOptions(), time_limit_s=SCHEDULE_LIMIT_S)
-        for stages in (answer.stages, *answer.alternatives)
-    ]
+    limit_s = SCHEDULE_LIMIT_S * (1 + len(answer.alternatives))
+    _, ready = schedule_best(cost, answer, SearchOptions(), time_limit_s=limit_s)
     return {
         "evaluated_s": answer.step_s,
         "bound_s": answer.bound.step_s,
-        "step_s": min(each.prediction.step_s for each in ready),
-        "sequential_s": min(simulate_sequentially(each.priced, "auto") for each in ready),
+        "step_s": ready.prediction.step_s,
+        "sequential_s": simulate_sequentially(ready.priced, "auto"),
     }
 
 

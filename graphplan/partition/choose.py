@@ -19,6 +19,8 @@ from graphplan.partition.remedy import explain_infeasible
 
 NEARLY = 0.1
 """How much longer a step of an alternative may be."""
+FARTHER = 0.2
+"""The same for answers of other planners."""
 MAX_ALTERNATIVES = 3
 
 
@@ -109,10 +111,15 @@ class Chooser:
         raise explain_infeasible(self.problem)
 
     def _list_alternatives(self) -> tuple[StageGraph, ...]:
-        """The best of other kinds, as far as they are nearly as good."""
-        others = sorted(
+        """The best of other kinds and other planners' answers, as far as they are nearly as good:
+        the schedule decides among them."""
+        kinds = sorted(
             (step_s, kind)
             for kind, (step_s, stages) in self.best_by_kind.items()
-            if step_s <= self.step_s * (1 + NEARLY) and stages != self.best
+            if step_s <= self.step_s * (1 + NEARLY)
         )
-        return tuple(self.best_by_kind[kind][1] for _, kind in others[:MAX_ALTERNATIVES])
+        others = [self.best_by_kind[kind][1] for _, kind in kinds[: MAX_ALTERNATIVES + 1]]
+        for answer in self.request.known.values():
+            if answer.step_s <= self.step_s * (1 + FARTHER):
+                others += [answer.stages, *answer.alternatives]
+        return tuple(stages for stages in dict.fromkeys(others) if stages != self.best)

@@ -14,9 +14,15 @@ from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
 from graphplan.partition.scene import Draft
 
-PLANNERS = ("data-parallel", "equal", "chain", "graphpipe", "2bw")
-QUICK_LIMIT_S = 8.0
-"""Time limit below which only the first of them is asked."""
+PLANNERS = (
+    ("data-parallel", 0.0),
+    ("equal", 3.0),
+    ("graphpipe", 3.0),
+    ("chain", 3.0),
+    ("2bw", 8.0),
+    ("downset", 8.0),
+)
+"""Names, and the time limits from which on they are asked."""
 MAX_NODES = 2000
 """Nodes above which none is asked."""
 MAX_SHARE = 0.3
@@ -27,9 +33,10 @@ def ask_planners(problem: Problem, request: Request) -> Iterator[Answer]:
     """Answers of planners that were not asked yet, as far as size and time limit allow."""
     if problem.num_nodes > MAX_NODES:
         return
-    names = PLANNERS if request.time_limit_s >= QUICK_LIMIT_S else PLANNERS[:1]
-    for name in names:
-        if name not in request.known and request.seconds_left > 0:
+    for name, least_s in PLANNERS:
+        if request.time_limit_s < least_s or request.seconds_left <= 0:
+            continue
+        if name not in request.known:
             answer = _ask(problem, name, request)
             if answer is not None:
                 yield answer

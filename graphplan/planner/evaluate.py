@@ -80,22 +80,42 @@ def evaluate_stages(
         priced = chain_stages(priced)
     if not fits_once(priced):
         return float("inf")
-    near, far = windows[_shares_devices(priced)]
-    short = shorten_batch(priced, num_further=near)
-    step_s, peaks = _measure(short)
+    if objective == "throughput":
+        step_s = _measure_batch(priced, windows[_shares_devices(priced)])
+        return max(step_s, priced.batch_size * measure_channels(priced))
+    peaks = _run_order(shorten_batch(priced, num_further=0))[1]
     limits = priced.memory_bytes_by_device
     if any(peak > limit for peak, limit in zip(peaks, limits, strict=True)):
         return float("inf")
     if objective == "memory":
         return max(peak / limit for peak, limit in zip(peaks, limits, strict=True))
-    if objective == "latency":
-        single = msgspec.structs.replace(priced, batch_size=_largest_micro_batch(priced))
-        return _measure(single)[0]
-    rest_s = _measure_rest(priced, short, step_s, far)
-    return max(step_s + rest_s, priced.batch_size * measure_channels(priced))
+    single = msgspec.structs.replace(priced, batch_size=_largest_micro_batch(priced))
+    return _run_order(single)[0]
 
 
-def _measure(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
+def _measure_batch(priced: PricedStages, window: Window) -> float:
+    """Step seconds of a shorter batch, and of what was left out at the pace of the window."""
+    near, far = (shorten_batch(priced, num_further=num) for num in window)
+    step_s = _measure_order(near)
+    left = priced.batch_size - near.batch_size
+    if not left or step_s == float("inf"):
+        return step_s
+    pace_s = (_measure_order(far) - step_s) / (far.batch_size - near.batch_size)
+    busiest_s = max(
+        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
+    )
+    return step_s + left * max(pace_s, busiest_s)
+
+
+def _measure_order(priced: PricedStages) -> float:
+    """Step seconds; infinity when a device cannot hold it."""
+    step_s, peaks = _run_order(priced)
+    limits = priced.memory_bytes_by_device
+    fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
+    return step_s if fits else float("inf")
+
+
+def _run_order(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
     """Step seconds and peak bytes; stages that share devices take turns in interleaved order."""
     contended = has_contention(priced)
     if is_plain(priced) and not contended:
@@ -107,21 +127,6 @@ def _measure(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
     found = evaluate_schedule(priced, schedule)
     step_s = measure_queued(priced, schedule) if contended else found.step_s
     return step_s, found.peak_bytes_by_device
-
-
-def _measure_rest(
-    priced: PricedStages, short: PricedStages, short_s: float, num_further: int
-) -> float:
-    """Seconds of the samples that were left out: at the pace of a few further ones."""
-    left = priced.batch_size - short.batch_size
-    if not left:
-        return 0.0
-    longer = shorten_batch(priced, num_further=num_further)
-    pace_s = (_measure(longer)[0] - short_s) / (longer.batch_size - short.batch_size)
-    busiest_s = max(
-        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
-    )
-    return left * max(pace_s, busiest_s)
 
 
 def _shares_devices(priced: PricedStages) -> bool:

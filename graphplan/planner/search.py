@@ -63,13 +63,11 @@ def search_plan(
     answer, ready = schedule_best(
         cost, answer, options, time_limit_s=SCHEDULE_SHARE * options.time_limit_s
     )
-    if options.planner == "auto" and options.objective == "throughput" and flushing is options:
-        answer, ready = min(
-            [(answer, ready), *rivals.values()], key=lambda each: each[1].prediction.step_s
-        )
     if options.baselines and not answer.interrupted:
-        in_line = make_request(cost, flushing, sequential=True)
-        rivals |= _solve_baselines(cost, flushing, in_line, {SEQUENTIAL: BASELINES["linear"]})
+        rivals = _add_sequential(cost, flushing, rivals)
+    if options.planner == "auto" and options.objective == "throughput" and flushing is options:
+        plans = [found for name, found in rivals.items() if name != SEQUENTIAL]
+        answer, ready = min([(answer, ready), *plans], key=lambda each: each[1].prediction.step_s)
     offers: tuple[PolicyOffer, ...] = ()
     if ready.policy.name == "flush" and not answer.interrupted:
         limit_s = OFFER_SHARE * options.time_limit_s
@@ -86,16 +84,44 @@ def search_plan(
     )
 
 
+def _add_sequential(
+    cost: CostModel, options: SearchOptions, rivals: Mapping[str, tuple[Answer, Scheduled]]
+) -> dict[str, tuple[Answer, Scheduled]]:
+    """The rivals with the sequential baseline, whose stages are a linear cut too."""
+    request = make_request(cost, options, sequential=True)
+    found = _solve_baselines(cost, options, request, {SEQUENTIAL: BASELINES["linear"]})
+    if SEQUENTIAL not in found:
+        return dict(rivals)
+    answer = found[SEQUENTIAL][0]
+    limit_s = BASELINE_SHARE * options.time_limit_s
+    freed = schedule_stages(cost, answer.stages, options, time_limit_s=limit_s)
+    linear = min(
+        [(answer, freed), *(rivals[name] for name in ("linear",) if name in rivals)],
+        key=lambda each: each[1].prediction.step_s,
+    )
+    return {**rivals, **found, "linear": linear}
+
+
 def schedule_best(
     cost: CostModel, answer: Answer, options: SearchOptions, *, time_limit_s: float
 ) -> tuple[Answer, Scheduled]:
-    """The answer or an alternative of it, whichever simulates best under its own best schedule."""
+    """The answer or an alternative of it, whichever simulates best under its own best schedule.
+
+    Half of the time is for all of them alike, half for the two that look best then.
+    """
     graphs = [answer.stages]
     if options.objective == "throughput":
         graphs += answer.alternatives
-    limit_s = time_limit_s / len(graphs)
-    ready = [schedule_stages(cost, stages, options, time_limit_s=limit_s) for stages in graphs]
-    best = min(range(len(graphs)), key=lambda i: ready[i].prediction.step_s)
+
+    def schedule(i: int, limit_s: float) -> Scheduled:
+        return schedule_stages(cost, graphs[i], options, time_limit_s=limit_s)
+
+    ready = [schedule(i, time_limit_s / 2 / len(graphs)) for i in range(len(graphs))]
+    ranked = sorted(range(len(graphs)), key=lambda i: ready[i].prediction.step_s)
+    for i in ranked[:2]:
+        again = schedule(i, time_limit_s / 4)
+        ready[i] = min(ready[i], again, key=lambda each: each.prediction.step_s)
+    best = min(ranked[:2], key=lambda i: ready[i].prediction.step_s)
     return msgspec.structs.replace(answer, stages=graphs[best], alternatives=()), ready[best]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +76,29 @@ def test_as_good_as_the_best_cut_of_a_small_problem(seed: int) -> None:
     assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "edges",
+    [
+        edges
+        for count in range(4)
+        for edges in itertools.combinations([(0, 1), (0, 2), (1, 2)], count)
+    ],
+    ids=str,
+)
+def test_every_dag_of_three_nodes_is_cut_best(edges: tuple[tuple[int, int], ...]) -> None:
+    """All eight, on two devices with slow links and weights to reduce."""
+    problem = make_problem_by_hand(
+        [3.0, 1.0, 2.0],
+        list(edges),
+        cluster=make_cluster(2, inside=Link(bandwidth_bytes_per_s=2e3, latency_s=0.05)),
+        micro_batch_sizes=(2, 8),
+        flow_elements=100,
+        trained_elements=[1000, 0, 5000],
+    )
+    best_s = find_best_cut(problem, make_evaluator(CostModel(problem)))
+    assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
+
+
 def test_never_worse_than_other_planners() -> None:
     """Five nodes, three devices: every other planner's answer is at best as good."""
     problem = make_random_problem(random.Random(7), 5, 3)
@@ -123,6 +148,44 @@ def test_pinned_nodes_run_where_they_are_pinned() -> None:
     devices = {op: stage.devices for stage in answer.stages.stages for op in stage.ops}
     assert devices["n0"] == (2,)
     assert devices["n4"] == (1,)
+
+
+def test_heavy_tensors_stay_inside_a_node() -> None:
+    """Two nodes of two devices, slow between them: the flow of 400 kB crosses at the light edge."""
+    problem = make_problem_by_hand(
+        [1.0] * 4,
+        [(0, 1), (1, 2), (2, 3)],
+        cluster=make_cluster(
+            4, devices_per_node=2, between=Link(bandwidth_bytes_per_s=1e5, latency_s=0.0)
+        ),
+        batch_size=32,
+        micro_batch_sizes=(1,),
+        trained_elements=[10**8] * 4,
+    )
+    flows = tuple(
+        msgspec.structs.replace(
+            flow, bytes_by_size=tuple(size * (4 if flow.owner == 1 else 4 * 10**5) for size in (1,))
+        )
+        for flow in problem.flows
+    )
+    answer = ask(dataclasses.replace(problem, flows=flows))
+    node_of = {op: s.devices[0] // 2 for s in answer.stages.stages for op in s.ops}
+    assert node_of["n0"] == node_of["n1"]
+    assert node_of["n2"] == node_of["n3"]
+
+
+def test_nodes_of_several_ops_stay_together() -> None:
+    """Ops that were grouped are in one stage, whatever the cut."""
+    problem = make_random_problem(random.Random(4), 5, 3)
+    nodes = tuple(
+        msgspec.structs.replace(node, ops=(node.name, f"{node.name}.twin"))
+        for node in problem.nodes
+    )
+    answer = ask(dataclasses.replace(problem, nodes=nodes))
+    for stage in answer.stages.stages:
+        assert {op for op in stage.ops if "." not in op} == {
+            op.removesuffix(".twin") for op in stage.ops if "." in op
+        }
 
 
 def test_memory_asks_for_a_pipeline_with_recomputation() -> None:

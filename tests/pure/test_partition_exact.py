@@ -229,6 +229,28 @@ def test_renaming_ops_keeps_the_optimum(problem: MaxLoad) -> None:
         assert first.value_s == pytest.approx(second.value_s, rel=1e-9)
 
 
+@settings(max_examples=20, deadline=None)
+@given(maxloads())
+def test_doubling_all_times_doubles_the_optimum(problem: MaxLoad) -> None:
+    """Ops and tensors alike; and tensors that take no time never hurt."""
+    optimum_s = brute_force(problem)
+    doubled, free = (
+        msgspec.structs.replace(
+            problem,
+            ops=tuple(msgspec.structs.replace(op, seconds=op.seconds * work) for op in problem.ops),
+            tensors=tuple(
+                msgspec.structs.replace(t, seconds=t.seconds * move) for t in problem.tensors
+            ),
+        )
+        for work, move in ((2, 2), (1, 0))
+    )
+    answer = solve_or_none(downset.solve_maxload, doubled)
+    value_s = math.inf if answer is None else answer.value_s
+    assert value_s == pytest.approx(2 * optimum_s, rel=1e-9)
+    answer = solve_or_none(downset.solve_maxload, free)
+    assert (math.inf if answer is None else answer.value_s) <= optimum_s * (1 + 1e-9)
+
+
 # -- the machinery ---------------------------------------------------------------------------------
 
 
