@@ -19,12 +19,11 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.timeline import Timeline
 from graphplan.partition import SOLVERS, solve_problem
-from graphplan.planner.collect import FLUSH, schedule_stages
+from graphplan.planner.collect import schedule_prices, schedule_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, estimate_tables, pose_problem
 from graphplan.planner.search import SCHEDULE_SHARE, make_request
-from graphplan.schedule.auto import SCHEDULES, build_schedule
-from graphplan.schedule.lower import lower_schedule
+from graphplan.schedule.auto import SCHEDULES
 from graphplan.simulate import simulate_program
 
 
@@ -42,8 +41,8 @@ def simulate_plan(
         return simulate_program(priced, plan.parse_program())
     if batch_size is not None:
         priced = _change_batch(priced, batch_size)
-    found = build_schedule(priced, name=schedule or plan.provenance.schedule)
-    return simulate_program(priced, lower_schedule(priced, found.schedule, FLUSH))
+    ready = schedule_prices(priced, schedule=schedule or plan.provenance.schedule)
+    return simulate_program(priced, ready.program)
 
 
 def _price_elsewhere(plan: Plan, graph: OpGraph | None, cluster: Cluster) -> PricedStages:
