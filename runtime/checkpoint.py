@@ -25,6 +25,7 @@ import torch.distributed as dist
 from graphplan.errors import InvalidFile
 from graphplan.files import encode_noun, read_noun, write_bytes
 from graphplan.nouns.base import Noun
+from graphplan_runtime.flightnote import FlightNote
 from graphplan_runtime.tensorfile import read_tensors, write_tensors
 
 KEPT = 2
@@ -57,6 +58,8 @@ class Manifest(Noun, frozen=True, kw_only=True):
     """The factor, and the good steps since it changed."""
     groups: tuple[GroupOptions, ...] = ()
     scheduler: dict[str, Any] = {}
+    flight: FlightNote | None = None
+    """Batches in flight; None when there were none."""
     file_by_tensor: dict[str, str] = {}
 
     def list_states(self) -> dict[str, list[str]]:

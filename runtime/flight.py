@@ -19,6 +19,9 @@ from graphplan_runtime.status import Status
 from graphplan_runtime.stream import Stream
 from graphplan_runtime.weights import WeightVersions
 
+Shapes = dict[str, tuple[int, ...]]
+"""Sizes of a batch's inputs."""
+
 
 @dataclasses.dataclass
 class Aloft:
@@ -53,15 +56,21 @@ class Flight:
         """Losses that are known and have not been given to the caller."""
         self._losses: dict[int, tuple[BatchLoss, StepState]] = {}
         self._num_told = 0
+        self._shapes: dict[int, Shapes] = {}
 
-    def feed(self, state: StepState, actions: Actions) -> float:
+    @property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """Sizes of the inputs of the batches of which some rank may have tasks left."""
+        fed, first = self.stream.num_fed, self.stream.first
+        return tuple(self._shapes[batch] for batch in range(max(first, fed - self.stream.lag), fed))
+
+    def feed(self, state: StepState, actions: Actions, shapes: Shapes) -> float:
         """Run the slice of a new batch; the loss of an earlier one, not a number if none is known.
 
         `state.first` is the number of the batch's first micro-batch in the whole run.
         """
         batch = self.stream.num_fed
-        table = {self.line[position]: (position, action) for position, action in actions}
-        self.batches[batch] = Aloft(state, table)
+        self.adopt(batch, state, actions, shapes)
         self._losses[batch] = (self.exchange.open(), state)
         self._run(self.stream.feed())
         if self.stream.is_even:
@@ -69,9 +78,15 @@ class Flight:
         else:
             self._tell(batch - self.stream.lag)
         self._land(self.stream.num_fed - self.stream.count_left())
-        if batch - self.stream.lag >= self.stream.first:
-            self._hear(batch - self.stream.lag)
+        self._hear(batch - self.stream.lag)
         return self.told.popleft() if self.told else math.nan
+
+    def adopt(self, batch: int, state: StepState, actions: Actions, shapes: Shapes) -> None:
+        """Take a batch in, a new one or one that a checkpoint had in flight."""
+        table = {self.line[position]: (position, action) for position, action in actions}
+        self.batches[batch] = Aloft(state, table)
+        self._shapes[batch] = shapes
+        self._shapes.pop(batch - self.stream.lag - 1, None)
 
     def drain(self) -> list[float]:
         """Run what is left; the losses that the caller has not been given."""
@@ -120,6 +135,7 @@ class Flight:
             self._num_told += 1
 
     def _hear(self, batch: int) -> None:
-        self.status.numbers[3] = 1
-        self.told.append(self._losses.pop(batch)[0].hear())
-        self.status.numbers[3] = 0
+        if batch in self._losses:
+            self.status.numbers[3] = 1
+            self.told.append(self._losses.pop(batch)[0].hear())
+            self.status.numbers[3] = 0

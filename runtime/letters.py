@@ -54,6 +54,8 @@ class Letters:
                 ) from error
         for target, buffer in self._copies:
             target.copy_(buffer)
+        self._works.clear()
+        self._copies.clear()
         return self.tensors
 
     def _place(

@@ -17,7 +17,6 @@ from torch import nn
 
 from graphplan.capture import Captured, trace_module
 from graphplan.errors import InvalidFile, InvalidOption
-from graphplan.nouns.opgraph import Weight
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.checkpoint import (
     Manifest,
@@ -27,9 +26,17 @@ from graphplan_runtime.checkpoint import (
     write_checkpoint,
 )
 from graphplan_runtime.executor import Actions, Note, StepState, run_actions
-from graphplan_runtime.flight import Flight
+from graphplan_runtime.flight import Flight, Shapes
 from graphplan_runtime.holdings import Holdings
 from graphplan_runtime.losses import LossExchange
+from graphplan_runtime.midstream import (
+    PREFIX,
+    describe_flight,
+    restore_flight,
+    sign_plan,
+    store_flight,
+)
+from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
 from graphplan_runtime.policies import make_versions
 from graphplan_runtime.randomness import kept_generators
 from graphplan_runtime.resolve import SENDS_KEPT, Rank
@@ -42,9 +49,10 @@ from graphplan_runtime.snapshot import (
     list_tensors,
     restore_updater,
 )
+from graphplan_runtime.stage import StageRunner
 from graphplan_runtime.status import Phase, Status
 from graphplan_runtime.stream import Stream
-from graphplan_runtime.transport import Group, Transport
+from graphplan_runtime.transport import Transport
 from graphplan_runtime.update import Optimizers, Schedulers, Updater
 from graphplan_runtime.variants import Batch, Recapture, Variants
 from graphplan_runtime.wiretypes import cast_dtype
@@ -94,7 +102,7 @@ class Pipeline:
         """When the tasks ran of the batches that ended in the last step, by number of the batch."""
         self.holdings = Holdings(captured.graph, plan.stages)
         self.transport = Transport(
-            self.device, pairs=list_pairs(plan), groups=list_groups_of(plan, self.holdings)
+            self.device, pairs=list_pairs(plan), groups=list_communicators(plan, self.holdings)
         )
         self.rank = self.transport.rank
         self.weights = self._take_weights(state or {})
@@ -206,14 +214,14 @@ class Pipeline:
         )
         self.status.enter(Phase.TRAINING, step=self.num_steps)
         with kept_generators(self.device) if variant.is_random else contextlib.nullcontext():
-            loss = self._run(state, actions)
+            loss = self._run(state, actions, {n: tuple(t.shape) for n, t in tensors.items()})
         self.num_steps += 1
         return loss
 
-    def _run(self, state: StepState, actions: Actions) -> float:
+    def _run(self, state: StepState, actions: Actions, shapes: Shapes) -> float:
         if self.flight is not None:
             state.first = self.num_steps * self.flight.stream.count
-            loss = self.flight.feed(state, actions)
+            loss = self.flight.feed(state, actions, shapes)
             self.ended = {each.step: each.notes for each in self.flight.landed}
             return loss
         told = self.losses.open()
@@ -258,7 +266,15 @@ class Pipeline:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def save(self, folder: Path | str) -> Path:
-        """Write a checkpoint; all ranks must call it. Returns where it is."""
+        """Write a checkpoint; all ranks must call it. Returns where it is.
+
+        Batches in flight are part of it; where that is not possible, because stages share devices
+        or inputs change their shapes, they end before.
+        """
+        if self.flight is not None:
+            if not (self.flight.stream.is_even and self.variants.is_single):
+                self.flight.told.extend(self.drain())
+            self.flight.settle()
         scale = self.updater.loss_scale
         manifest = Manifest(
             model=self.captured.graph.fingerprint,
@@ -266,11 +282,12 @@ class Pipeline:
             seed=self.seed,
             loss_scale=(scale.value, scale.num_good),
             scheduler=describe_scheduler(self.updater),
+            flight=describe_flight(self),
         )
         return write_checkpoint(
             Path(folder),
             manifest,
-            list_tensors(self.weights, self.updater, rank=self.rank),
+            list_tensors(self.weights, self.updater, rank=self.rank) | store_flight(self),
             list_groups(self.updater, rank=self.rank),
             rank=self.rank,
             num_ranks=self.transport.num_ranks,
@@ -279,7 +296,8 @@ class Pipeline:
     def load(self, folder: Path | str) -> int:
         """Go on from a checkpoint, made under this plan or another one; the number of steps done.
 
-        Feed the batches from that number on.
+        Feed the batches from that number on. Under the plan that made it, a checkpoint in
+        mid-stream goes on as if nothing had happened; another plan starts from its weights.
         """
         found = find_checkpoint(Path(folder))
         if found is None:
@@ -290,6 +308,8 @@ class Pipeline:
         manifest = read_manifest(found)
         check_resume(manifest, self.captured.graph.fingerprint)
         names = set(self.weights) | list_state_names(self.updater, manifest)
+        prefix = f"{PREFIX}/{self.rank}/"
+        names |= {name for name in manifest.file_by_tensor if name.startswith(prefix)}
         tensors = read_checkpoint(found, manifest, names)
         with torch.no_grad():
             for name, weight in self.weights.items():
@@ -297,7 +317,33 @@ class Pipeline:
                     weight.copy_(tensors[name])
         restore_updater(self.updater, manifest, tensors)
         self.num_steps, self.seed = manifest.step, manifest.seed
+        self._restart()
+        note = manifest.flight
+        if note is not None and note.plan == sign_plan(self.plan):
+            own = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            restore_flight(self, note, own)
         return self.num_steps
+
+    def _restart(self) -> None:
+        """Go on from empty with the next batch."""
+        count = self.plan.prices.num_micro_batches(0)
+        for versions in self.versions.values():
+            versions.num_updates = self.num_steps
+            if self.flight is not None:
+                versions.restart(self.num_steps * count)
+                versions.num_updates = self.num_steps * count // self.plan.policy.accumulate
+        if self.flight is not None:
+            self.flight.stream.resume(self.num_steps, self.num_steps)
+
+    @property
+    def runners(self) -> Mapping[int, StageRunner]:
+        """What runs this rank's stages on inputs of the captured shapes."""
+        return self.variants.first_variant.runners
+
+    def resolve_shapes(self, shapes: Shapes) -> Actions:
+        """The actions for a batch of which only the sizes are known."""
+        tensors = {name: torch.empty(sizes, device="meta") for name, sizes in shapes.items()}
+        return self.variants.resolve(self.variants.first_variant, tensors, self._actor)
 
 
 def _capture(model: nn.Module, inputs: Any, loss: Any) -> Captured:
@@ -324,44 +370,3 @@ def check_model(plan: Plan, captured: Captured) -> None:
             f"The model {graph.name} was captured without a loss.",
             remedy="Add loss(output, batch) to the model file, then search again.",
         )
-
-
-def list_pairs(plan: Plan) -> Iterable[tuple[int, int]]:
-    """Ordered pairs of devices that may exchange messages."""
-    stages = plan.stages.stages
-    for edge in plan.stages.edges:
-        for src in stages[edge.src].devices:
-            for dst in stages[edge.dst].devices:
-                if src != dst:
-                    yield from ((src, dst), (dst, src))
-
-
-def list_groups_of(plan: Plan, holdings: Holdings) -> Iterable[Group]:
-    """Groups of devices that add up gradients, norms or weights together."""
-    yield from holdings.list_groups()
-    if len(holdings.updating) > 1:
-        yield holdings.updating
-    if plan.policy.name == "local":
-        yield from holdings.list_replica_groups()
-
-
-def place_weight(
-    tensor: torch.Tensor, weight: Weight, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
-    """A weight on a device: the same tensor where possible, a parameter if it is one."""
-    if tensor.is_meta:
-        raise InvalidOption(
-            f"The {weight.kind} {weight.name!r} has no values: the model was built without memory.",
-            remedy="Give the weights of this rank's stages with Pipeline(..., state=...).",
-        )
-    if tuple(tensor.shape) != tuple(weight.spec.shape):
-        raise InvalidOption(
-            f"{weight.name!r} has shape {list(tensor.shape)}, the captured model has"
-            f" {list(weight.spec.shape)}.",
-            remedy="Give weights of the model that was captured.",
-        )
-    if weight.kind != "parameter":
-        return tensor.detach().to(device, dtype)
-    if isinstance(tensor, nn.Parameter) and (tensor.device, tensor.dtype) == (device, dtype):
-        return tensor
-    return nn.Parameter(tensor.detach().to(device, dtype), requires_grad=weight.trainable)

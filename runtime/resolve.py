@@ -18,7 +18,7 @@ from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan_runtime.deliveries import Delivery, Mailbox, Routes, Slot
 from graphplan_runtime.executor import Action, Actions, Made, StepState, finish_send
-from graphplan_runtime.failures import NotFinite
+from graphplan_runtime.finite import Check, make_check
 from graphplan_runtime.letters import Letters
 from graphplan_runtime.randomness import derive_seed
 from graphplan_runtime.rows import BatchAxis
@@ -373,6 +373,13 @@ class _Resolver:
 
         return start
 
+    def _check(self, task: Task) -> Check | None:
+        return (
+            make_check(self.rank.runners[task.stage].module, task)
+            if self.rank.check_finite
+            else None
+        )
+
     def _share_update(self, task: Task) -> float:
         """The share of a task's samples in all those of its update."""
         split, policy = self.routes.split, self.rank.policy
@@ -385,32 +392,10 @@ class _Resolver:
             pieces = [piece for piece in pieces if piece.replica == self._replica(task.stage)]
         return len(self._rows(task)) / sum(len(piece.rows) for piece in pieces)
 
-    def _check(self, task: Task) -> Callable[[Made], None] | None:
-        """Refuse values that are not finite, when that is asked for."""
-        if not self.rank.check_finite:
-            return None
-        module, is_forward = self.rank.runners[task.stage].module, task.kind == "F"
-        names = module.outputs if is_forward else [given.name for given in module.inputs]
-
-        def check(made: Made) -> None:
-            for name, tensor in zip(names, made, strict=True):
-                if tensor is not None and not _is_finite(tensor):
-                    what = "" if is_forward else "the gradient of "
-                    raise NotFinite(
-                        f"{what}{name!r} is not finite after {task}.",
-                        remedy="Lower the learning rate, or clip gradients with --clip-norm.",
-                    )
-
-        return check
-
 
 def _made_by(transfer: Transfer) -> Mailbox:
     """The task whose results a transfer carries."""
     return Mailbox(transfer.src, transfer.kind, transfer.micro_batch)
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _add(letters: list[torch.Tensor | None], places: Sequence[int]) -> torch.Tensor | None:

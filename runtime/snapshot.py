@@ -96,8 +96,6 @@ def restore_updater(
     for scheduler in updater.schedulers.values():
         scheduler.load_state_dict({**scheduler.state_dict(), **manifest.scheduler})
     updater.loss_scale.value, updater.loss_scale.num_good = manifest.loss_scale
-    for versions in updater.versions_by_stage.values():
-        versions.num_updates = manifest.step
 
 
 def list_state_names(updater: Updater, manifest: Manifest) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from graphplan_runtime.deferred import (
     find_mixed,
     weight_half,
 )
+from graphplan_runtime.graphstate import list_saved, replace_saved
 from graphplan_runtime.randomness import draws_numbers, seed_device
 from graphplan_runtime.weights import WeightVersions
 
@@ -151,6 +152,45 @@ class StageRunner:
         leaves = self.weights.backward_weights(micro_batch)
         weight_half(saved.kept, [each for each in leaves if each.requires_grad])
         self.weights.collect(micro_batch)
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Micro-batches whose backward is to come."""
+        return sorted(self._saved)
+
+    def store(self, micro_batch: int, *, with_graph: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """What `restore` needs to have a micro-batch in flight again."""
+        saved = self._saved[micro_batch]
+        yield "facts", torch.tensor([saved.stamp, saved.seed])
+        yield from ((f"input/{n}", tensor) for n, tensor in enumerate(saved.inputs))
+        yield from ((f"buffer/{place}", tensor) for place, tensor in saved.buffers.items())
+        if with_graph and not self.setup.recompute:
+            weights = self.weights.backward_weights(micro_batch)
+            for place, tensor in list_saved(saved.roots, weights).items():
+                yield f"saved/{place}", tensor
+
+    def restore(self, micro_batch: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Repeat the forward of a micro-batch that `store` has stored."""
+        stamp, seed = map(int, tensors["facts"])
+        parts: dict[str, dict[str, torch.Tensor]] = {"input": {}, "buffer": {}, "saved": {}}
+        for name, tensor in tensors.items():
+            kind, _, place = name.partition("/")
+            if place:
+                parts[kind][place] = tensor.to(self.setup.device)
+        inputs = [parts["input"][str(n)] for n in range(len(parts["input"]))]
+        saved = _Saved(inputs, [], stamp, seed, [], {})
+        if self.setup.recompute:
+            saved.buffers = {int(place): each for place, each in parts["buffer"].items()}
+        else:
+            weights = self.weights.backward_weights(micro_batch)
+            held = {place: weights[place].clone() for place in self._mutated}
+            saved.inputs, saved.kept, _, saved.roots = self._record(inputs, weights, seed)
+            for mutated, buffer in held.items():
+                weights[mutated].data.copy_(buffer)
+            replace_saved(saved.roots, parts["saved"])
+        self._saved[micro_batch] = saved
 
     # -- parts -----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ slices that have begun everywhere; all receives up to them are posted without wa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.task import Task, Transfer
@@ -65,7 +65,7 @@ class Stream:
         """What is left; the next slice begins from empty."""
         end = self.num_fed * self.count
         steps = self._lay(self.line.list_tasks(range(end, end + self.line.lag), self._fed))
-        self.resume(self.num_fed, self.num_fed, ())
+        self.resume(self.num_fed, self.num_fed)
         return steps
 
     def count_left(self) -> int:
@@ -80,10 +80,10 @@ class Stream:
             for step in self._advance(source, self._count_sent(line))
         ]
 
-    def resume(self, first: int, num_fed: int, arrived: Iterable[Step]) -> None:
+    def resume(self, first: int, num_fed: int) -> None:
         """Go on in mid-stream; all that was sent so far has been received."""
         self.first, self.num_fed = first, num_fed
-        self._posted = set(arrived)
+        self._posted = set(self._list_waiting())
         self._walks = {source: self._walk(line) for source, line in self._lines.items()}
         self._num_walked = {source: self._count_sent(line) for source, line in self._lines.items()}
         for source, walk in self._walks.items():
@@ -137,6 +137,23 @@ class Stream:
         self._num_walked[source] = max(done, num_walked)
         self._posted.update(steps)
         return steps
+
+    def _list_waiting(self) -> Iterator[Step]:
+        """Messages that have been sent and whose task is not laid yet."""
+        lags = {(beat.stage, beat.kind): beat.lag for beat in self.line.beats}
+        for task, transfers in self.line.receives.items():
+            lag = lags[task.stage, task.kind]
+            for batch in range(max(self.first, self.num_fed - 1 - lag // self.count), self.num_fed):
+                if batch * self.count + task.micro_batch + lag >= self.num_fed * self.count:
+                    for each in transfers:
+                        if self._is_sent(batch, each):
+                            yield Step(batch, each)
+
+    def _is_sent(self, batch: int, transfer: Transfer) -> bool:
+        line = self._lines[self._source_of(transfer)]
+        kinds = {beat.kind: beat.lag for beat in line.beats if beat.stage == transfer.src}
+        lag = kinds["F"] if transfer.kind == "F" else kinds.get("B", kinds.get("I", 0))
+        return batch * self.count + transfer.micro_batch + lag < self.num_fed * self.count
 
     def _count_sent(self, line: Line) -> int:
         return len(line.list_messages(line.list_tasks(self._fed, self._fed), self.line.hosted))

@@ -100,6 +100,20 @@ class Variants:
             variant = self._by_shapes[shapes] = self._make(captured)
         return variant, tensors
 
+    @property
+    def is_single(self) -> bool:
+        """Whether all batches so far had the captured shapes."""
+        return all(variant.captured is self.first for variant in self._by_shapes.values())
+
+    @property
+    def first_variant(self) -> Variant:
+        """The variant of the captured shapes."""
+        found = [each for each in self._by_shapes.values() if each.captured is self.first]
+        if not found:
+            shapes = tuple(tuple(given.spec.shape) for given in self.first.graph.inputs)
+            found = [self._by_shapes.setdefault(shapes, self._make(self.first))]
+        return found[0]
+
     def resolve(self, variant: Variant, tensors: Tensors, actor: Rank) -> Actions:
         """The actions of this device for the number of samples of a batch."""
         num_rows = count_samples(variant.captured.graph, tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +126,68 @@ def test_stashed_weights(crew: Crew, name: str, policy: Any) -> None:
             assert count == total
             assert each.most_stale[s] == -(-heights[s] // plan.policy.accumulate)
             assert each.most_versions[s] <= plan.policy.num_versions(s)
+
+
+def save_midway(setup: Setup, folder: str, num_steps: int) -> tuple[list[float], Streamed]:
+    """Save after some steps and go on to the end: the losses that had been given, and all."""
+    pipeline = make_pipeline(setup)
+    losses: list[float] = []
+    given: list[float] = []
+    for number, batch in enumerate(make_batches(setup)):
+        loss = pipeline.step(batch)
+        losses += [loss] if number >= pipeline.lag else []
+        if number == num_steps - 1:
+            given = list(losses)
+            pipeline.save(folder)
+    return given, describe(pipeline, losses + pipeline.drain())
+
+
+def resume_midway(setup: Setup, folder: str) -> Streamed:
+    """Load into a pipeline with other weights, and train to the end."""
+    pipeline = make_pipeline(setup)
+    with torch.no_grad():
+        for weight in pipeline.weights.values():
+            weight.zero_()
+    done = pipeline.load(folder)
+    losses = [pipeline.step(batch) for batch in make_batches(setup)[done:]]
+    return describe(pipeline, losses + pipeline.drain())
+
+
+RESUMED: dict[str, Setup] = {
+    "chain": dataclasses.replace(CHAIN, num_steps=6, pipeline={"scheduler": halve_rate}),
+    "accumulated": dataclasses.replace(CHAIN, num_steps=6, policy_options={"accumulate": 4}),
+    "dropout": Setup(case="noisy", devices=[(0,), (1,)], num_steps=6, optimizer="adamw"),
+    "recomputed": Setup(case="noisy", devices=[(0,), (1,)], num_steps=6, recompute=(0,)),
+    "small batches": dataclasses.replace(CHAIN, num_steps=9, batch_size=2),
+    "tied": Setup(
+        case="tied",
+        devices=[(0,), (1,), (2,)],
+        num_steps=6,
+        optimizer="adamw",
+        pipeline={"clip_norm": 0.05},
+    ),
+}
+STREAMING: list[Any] = [
+    "naive", "stash", "vertical-sync", "2bw", "predict", "spectrain1", "spectrain2"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("policy", STREAMING)
+def test_resume_in_mid_stream(crew: Crew, tmp_path: Path, name: str, policy: Any) -> None:
+    """A resumed run goes on to the last bit as the one that never ended, and as one not saved."""
+    options = dict(RESUMED[name].policy_options)
+    if policy == "2bw":
+        options["accumulate"] = 4
+    setup = dataclasses.replace(RESUMED[name], policy=policy, policy_options=options)
+    if policy == "2bw":
+        setup = dataclasses.replace(setup, batch_size=8, num_steps=6)
+    whole: list[Streamed] = crew.run(setup.num_ranks, stream_batches, setup)
+    saved = crew.run(setup.num_ranks, save_midway, setup, str(tmp_path), 4)
+    rest: list[Streamed] = crew.run(setup.num_ranks, resume_midway, setup, str(tmp_path))
+    for one, (given, two), three in zip(whole, saved, rest, strict=True):
+        assert one.result.losses == two.result.losses == given + three.result.losses
+        assert one.num_updates == three.num_updates
+        for weight, tensor in one.result.weights.items():
+            assert torch.equal(tensor, two.result.weights[weight]), weight
+            assert torch.equal(tensor, three.result.weights[weight]), weight

@@ -1,0 +1,189 @@
+"""Mid-stream: the batches in flight, as tensors that a checkpoint stores and a resumed run replays.
+
+Every rank stores its own part under `flight/<rank>/`: weight versions that are still needed,
+gradients of updates that are not complete, the inputs of micro-batches whose backward is to come,
+messages that are on their way, and what its optimizers count. A resumed run repeats the forwards of
+these micro-batches from their inputs, without messages; where the weights that they used are gone,
+their saved tensors are stored too (graphstate.py). So it goes on as if it had never ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphplan.files import encode_noun
+from graphplan.nouns.plan import Plan
+from graphplan_runtime.executor import StepState
+from graphplan_runtime.flightnote import FlightNote
+from graphplan_runtime.letters import Letters
+from graphplan_runtime.predicted import Naive, Predict, SpecTrain2
+
+if TYPE_CHECKING:
+    from graphplan_runtime.pipeline import Pipeline
+
+PREFIX = "flight"
+Tensors = Mapping[str, torch.Tensor]
+
+
+def sign_plan(plan: Plan) -> str:
+    """A fingerprint of what decides how a stream goes on."""
+    text = encode_noun(plan.stages) + encode_noun(plan.policy) + "\n".join(plan.program).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def describe_flight(pipeline: Pipeline) -> FlightNote | None:
+    """What all ranks know; None when nothing but weights and optimizers matters."""
+    if pipeline.flight is None:
+        return FlightNote(plan=sign_plan(pipeline.plan), first=0) if drifts(pipeline.plan) else None
+    flight = pipeline.flight
+    return FlightNote(
+        plan=sign_plan(pipeline.plan),
+        first=flight.stream.first,
+        shapes=flight.shapes,
+        told=tuple(flight.told),
+    )
+
+
+def drifts(plan: Plan) -> bool:
+    """Whether replicas have weights of their own."""
+    return plan.policy.name == "local" and any(len(s.devices) > 1 for s in plan.stages.stages)
+
+
+def store_flight(pipeline: Pipeline) -> dict[str, torch.Tensor]:
+    """This rank's part of the batches in flight; all ranks must call it."""
+    prefix = f"{PREFIX}/{pipeline.rank}"
+    found = {f"{prefix}/{name}": tensor for name, tensor in _list_own(pipeline)}
+    # Tensors of a file must not share memory.
+    return {name: tensor.detach().contiguous().clone() for name, tensor in found.items()}
+
+
+def _list_own(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:
+    if drifts(pipeline.plan):
+        yield from ((f"weight/{name}", weight) for name, weight in pipeline.weights.items())
+        yield from _list_states(pipeline)
+    if pipeline.flight is None:
+        return
+    for stage, scheduler in pipeline.updater.schedulers.items():
+        plain = {k: v for k, v in scheduler.state_dict().items() if _is_plain(v)}
+        yield f"scheduler/{stage}", torch.tensor(list(json.dumps(plain).encode()))
+    for s, versions in pipeline.versions.items():
+        yield f"stage/{s}/updates", torch.tensor(versions.num_updates)
+        for name, tensor in versions.state_tensors().items():
+            yield f"stage/{s}/{name}", tensor
+    for name, weight in pipeline.weights.items():
+        if weight.grad is not None:
+            yield f"gradient/{name}", weight.grad
+    for s, runner in pipeline.runners.items():
+        for i in runner.in_flight:
+            for name, tensor in runner.store(i, with_graph=_forgets(pipeline, s)):
+                yield f"micro-batch/{s}/{i}/{name}", tensor
+    pipeline.flight.run_receives(pipeline.flight.stream.list_unreceived())
+    for batch, aloft in pipeline.flight.batches.items():
+        for box, letters in aloft.state.letters.items():
+            for slot, letter in enumerate(letters.wait()):
+                if letter is not None:
+                    yield f"letter/{batch}/{box}/{len(letters.tensors)}/{slot}", letter
+
+
+def _forgets(pipeline: Pipeline, stage: int) -> bool:
+    """Whether the weights of a forward are gone when its backward comes."""
+    return isinstance(pipeline.versions[stage], (Naive, Predict))
+
+
+def _list_states(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:
+    updater = pipeline.updater
+    for owner, optimizer in updater.optimizers.items():
+        for name, parameter in updater.parameters[owner].items():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    yield f"optimizer/{key}/{name}", value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def restore_flight(pipeline: Pipeline, note: FlightNote, tensors: Tensors) -> None:
+    """Go on in mid-stream; weights, optimizers and the number of steps have been restored."""
+    own = {name.split("/", 2)[2]: tensor for name, tensor in tensors.items()}
+    if drifts(pipeline.plan):
+        _restore_replica(pipeline, own)
+    if pipeline.flight is None:
+        return
+    for stage, scheduler in pipeline.updater.schedulers.items():
+        state = json.loads(bytes(own[f"scheduler/{stage}"].tolist()))
+        scheduler.load_state_dict({**scheduler.state_dict(), **state})
+    for name, weight in pipeline.weights.items():
+        if f"gradient/{name}" in own:
+            weight.grad = own[f"gradient/{name}"].to(weight.device)
+    _restore_versions(pipeline, note, own)
+    _restore_batches(pipeline, note, own)
+    for s, runner in pipeline.runners.items():
+        for i, named in sorted(_group(own, f"micro-batch/{s}/").items()):
+            pipeline.versions[s].adopt(i, int(named["facts"][0]))
+            runner.restore(i, named)
+
+
+def _restore_replica(pipeline: Pipeline, own: Tensors) -> None:
+    with torch.no_grad():
+        for name, weight in pipeline.weights.items():
+            weight.copy_(own[f"weight/{name}"])
+    updater = pipeline.updater
+    for owner, optimizer in updater.optimizers.items():
+        for name, parameter in updater.parameters[owner].items():
+            for key in optimizer.state.get(parameter, {}):
+                found = own.get(f"optimizer/{key}/{name}")
+                if found is not None:
+                    optimizer.state[parameter][key] = found
+
+
+def _restore_versions(pipeline: Pipeline, note: FlightNote, own: Tensors) -> None:
+    assert pipeline.flight is not None
+    count, optimizers = pipeline.flight.stream.count, list(pipeline.updater.optimizers.values())
+    for s, versions in pipeline.versions.items():
+        versions.restart(note.first * count)
+        versions.num_updates = int(own[f"stage/{s}/updates"])
+        if isinstance(versions, (Predict, SpecTrain2)) and versions.num_updates:
+            versions.directions.know(optimizers)
+        prefix = f"stage/{s}/"
+        named = {n.removeprefix(prefix): t for n, t in own.items() if n.startswith(prefix)}
+        versions.load_tensors(named)
+
+
+def _restore_batches(pipeline: Pipeline, note: FlightNote, own: Tensors) -> None:
+    assert pipeline.flight is not None
+    flight, count = pipeline.flight, pipeline.flight.stream.count
+    flight.stream.resume(note.first, pipeline.num_steps)
+    for batch, shapes in enumerate(note.shapes, pipeline.num_steps - len(note.shapes)):
+        state = StepState(
+            step=batch,
+            seed=pipeline.seed,
+            inputs={},
+            loss_scale=pipeline.updater.loss_scale,
+            first=batch * count,
+        )
+        for name, tensor in own.items():
+            words = name.split("/")
+            if words[:2] == ["letter", str(batch)]:
+                box, num_slots, slot = map(int, words[2:])
+                letters = state.letters.setdefault(box, Letters(num_slots))
+                letters.tensors[slot] = tensor.to(pipeline.device)
+        flight.adopt(batch, state, pipeline.resolve_shapes(shapes), shapes)
+    flight.told.extend(note.told)
+
+
+def _group(own: Tensors, prefix: str) -> dict[int, dict[str, torch.Tensor]]:
+    """Tensors by micro-batch."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in own.items():
+        if name.startswith(prefix):
+            number, _, rest = name.removeprefix(prefix).partition("/")
+            found.setdefault(int(number), {})[rest] = tensor
+    return found

@@ -1,0 +1,55 @@
+"""Placement: which devices talk to each other, and weights on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from graphplan.errors import InvalidOption
+from graphplan.nouns.opgraph import Weight
+from graphplan.nouns.plan import Plan
+from graphplan_runtime.holdings import Holdings
+from graphplan_runtime.transport import Group
+
+
+def list_pairs(plan: Plan) -> Iterable[tuple[int, int]]:
+    """Ordered pairs of devices that may exchange messages."""
+    stages = plan.stages.stages
+    for edge in plan.stages.edges:
+        for src in stages[edge.src].devices:
+            for dst in stages[edge.dst].devices:
+                if src != dst:
+                    yield from ((src, dst), (dst, src))
+
+
+def list_communicators(plan: Plan, holdings: Holdings) -> Iterable[Group]:
+    """Groups of devices that add up gradients, norms or weights together."""
+    yield from holdings.list_groups()
+    if len(holdings.updating) > 1:
+        yield holdings.updating
+    if plan.policy.name == "local":
+        yield from holdings.list_replica_groups()
+
+
+def place_weight(
+    tensor: torch.Tensor, weight: Weight, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """A weight on a device: the same tensor where possible, a parameter if it is one."""
+    if tensor.is_meta:
+        raise InvalidOption(
+            f"The {weight.kind} {weight.name!r} has no values: the model was built without memory.",
+            remedy="Give the weights of this rank's stages with Pipeline(..., state=...).",
+        )
+    if tuple(tensor.shape) != tuple(weight.spec.shape):
+        raise InvalidOption(
+            f"{weight.name!r} has shape {list(tensor.shape)}, the captured model has"
+            f" {list(weight.spec.shape)}.",
+            remedy="Give weights of the model that was captured.",
+        )
+    if weight.kind != "parameter":
+        return tensor.detach().to(device, dtype)
+    if isinstance(tensor, nn.Parameter) and (tensor.device, tensor.dtype) == (device, dtype):
+        return tensor
+    return nn.Parameter(tensor.detach().to(device, dtype), requires_grad=weight.trainable)
