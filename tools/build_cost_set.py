@@ -4,8 +4,10 @@
 
 Every finished model is kept in the folder, so that a run that was stopped, or that has used up its
 minutes, goes on where it ended; when all are there the set is written. Equal units of different
-models are measured once. With one thread the clock is that thread's running time, so that other
-programs do not count; `spread` in the tables says how much the times scattered.
+models are measured once a round. With one thread the clock is that thread's running time, so that
+other programs do not count; but they slow it down through caches and memory. So all models are
+measured in rounds, minutes apart, and the fastest round of everything counts. `spread` in the
+tables says how much the times scattered.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import datetime
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,8 +33,8 @@ from graphplan.nouns.table import OpProfile
 from tools.cost_models import Recipe, list_recipes
 
 OUTPUT = Path(__file__).resolve().parents[1] / "profiles" / "costs" / "cpu.json.gz"
-UNIT_EFFORT = Effort(warm_up=2, min_repeats=4, budget_s=0.008, patience=4.0)
-STEP_EFFORT = Effort(warm_up=1, min_repeats=4, budget_s=0.15, patience=3.0, calm=0.1)
+UNIT_EFFORT = Effort(warm_up=2, min_repeats=4, budget_s=0.007, patience=2.5)
+STEP_EFFORT = Effort(warm_up=1, min_repeats=4, budget_s=0.12, patience=3.0, calm=0.1)
 DIGITS = 4
 """Significant digits of the times: below the noise, and half the size of the file."""
 
@@ -41,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("build/costs"))
     parser.add_argument("--minutes", type=float, default=7.0, help="stop after so many")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of measuring every unit")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of measuring all")
     parser.add_argument("--scale", type=float, default=1.0, help="more or fewer random models")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT)
@@ -50,22 +53,30 @@ def main() -> int:
     torch.manual_seed(options.seed)
     options.folder.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(find_clock("cpu"))
-    cache = ProfileCache(environment, folder=options.folder)
     recipes = list_recipes(seed=options.seed, scale=options.scale)
-    paths = [options.folder / f"{i:03d}-{recipe.model}.json" for i, recipe in enumerate(recipes)]
+    folders = [options.folder / f"round{number}" for number in range(options.rounds)]
     start = time.monotonic()
-    for path, recipe in zip(paths, recipes, strict=True):
-        if path.exists():
-            continue
-        if time.monotonic() - start > 60 * options.minutes:
-            print(f"{sum(path.exists() for path in paths)} of {len(paths)} models; run again")
-            return 1
-        measure_recipe(recipe, path, cache, rounds=options.rounds)
-    write_set(paths, options.output, f"{environment}, {datetime.date.today()}")
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        cache = ProfileCache(environment, folder=folder)
+        for path, recipe in zip(list_paths(folder, recipes), recipes, strict=True):
+            if not path.exists():
+                if time.monotonic() - start > 60 * options.minutes:
+                    print(f"stopped before {path}; run again")
+                    return 1
+                measure_recipe(recipe, path, cache)
+    rounds = [list_paths(folder, recipes) for folder in folders]
+    samples = [merge_samples(paths) for paths in zip(*rounds, strict=True)]
+    write_set(samples, options.output, f"{environment}, {datetime.date.today()}")
     return 0
 
 
-def measure_recipe(recipe: Recipe, path: Path, cache: ProfileCache, *, rounds: int) -> None:
+def list_paths(folder: Path, recipes: list[Recipe]) -> list[Path]:
+    """Where the samples of a round are kept."""
+    return [folder / f"{i:03d}-{recipe.model}.json" for i, recipe in enumerate(recipes)]
+
+
+def measure_recipe(recipe: Recipe, path: Path, cache: ProfileCache) -> None:
     """Measure one model and keep it as a set of one sample."""
     start = time.monotonic()
     captured, inputs = recipe.capture()
@@ -77,9 +88,8 @@ def measure_recipe(recipe: Recipe, path: Path, cache: ProfileCache, *, rounds: i
         inputs=inputs,
         effort=UNIT_EFFORT,
         step_effort=STEP_EFFORT,
-        rounds=rounds,
+        rounds=1,
     )
-    table = msgspec.structs.replace(table, rows=tuple(round_row(row) for row in table.rows))
     sample = CostSample(model=recipe.model, graph=captured.graph, table=table)
     write_noun(CostSet(devices=(find_device_type("cpu"),), samples=(sample,)), path)
     spread = statistics.median(row.spread for row in table.rows)
@@ -91,29 +101,48 @@ def measure_recipe(recipe: Recipe, path: Path, cache: ProfileCache, *, rounds: i
     )
 
 
-def round_row(row: OpProfile) -> OpProfile:
-    """A row with times of a few digits."""
+def merge_samples(paths: Sequence[Path]) -> CostSample:
+    """The fastest round of every unit and of every step."""
+    rounds = [read_noun(path, CostSet).samples[0] for path in paths]
+    tables = [sample.table for sample in rounds]
+    rows = tuple(merge_rows(each) for each in zip(*(table.rows for table in tables), strict=True))
+    steps = [[sum_rows(t.rows, j) * ratio for j, ratio in enumerate(t.calibration)] for t in tables]
+    table = msgspec.structs.replace(
+        tables[0],
+        rows=rows,
+        calibration=tuple(
+            round(min(each) / sum_rows(rows, j), DIGITS)
+            for j, each in enumerate(zip(*steps, strict=True))
+        ),
+    )
+    return msgspec.structs.replace(rounds[0], table=table)
+
+
+def sum_rows(rows: Sequence[OpProfile], j: int) -> float:
+    """Seconds of all ops at one size."""
+    return sum(row.forward_s[j] + row.input_grad_s[j] + row.weight_grad_s[j] for row in rows)
+
+
+def merge_rows(rows: Sequence[OpProfile]) -> OpProfile:
+    """The fastest of every time, with a few digits."""
     return msgspec.structs.replace(
-        row,
-        forward_s=_round(row.forward_s),
-        input_grad_s=_round(row.input_grad_s),
-        weight_grad_s=_round(row.weight_grad_s),
-        spread=round(row.spread, 3),
-        fit_error=round(row.fit_error, 3),
+        rows[0],
+        forward_s=_find_fastest([row.forward_s for row in rows]),
+        input_grad_s=_find_fastest([row.input_grad_s for row in rows]),
+        weight_grad_s=_find_fastest([row.weight_grad_s for row in rows]),
+        spread=round(min(row.spread for row in rows), DIGITS),
+        fit_error=round(min(row.fit_error for row in rows), DIGITS),
     )
 
 
-def _round(seconds: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(float(f"{each:.{DIGITS}g}") for each in seconds)
+def _find_fastest(columns: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(float(f"{min(each):.{DIGITS}g}") for each in zip(*columns, strict=True))
 
 
-def write_set(paths: list[Path], output: Path, provenance: str) -> None:
+def write_set(samples: Sequence[CostSample], output: Path, provenance: str) -> None:
     """All samples in one file."""
-    parts = [read_noun(path, CostSet) for path in paths]
     found = CostSet(
-        devices=parts[0].devices,
-        samples=tuple(sample for part in parts for sample in part.samples),
-        provenance=provenance,
+        devices=(find_device_type("cpu"),), samples=tuple(samples), provenance=provenance
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     write_noun(found, output)

@@ -41,11 +41,16 @@ class Recipe:
 
 def list_recipes(*, seed: int, scale: float = 1.0) -> list[Recipe]:
     """All recipes in a fixed order; `scale` changes how many random ones there are."""
+    drawn = [
+        (index, family)
+        for family, (count, _, _) in FAMILIES.items()
+        for index in range(max(1, round(count * scale)))
+    ]
     recipes = list(_list_named())
-    for family, (count, make, sizes) in FAMILIES.items():
-        for index in range(max(1, round(count * scale))):
-            name = f"{family}-{index:02d}"
-            recipes.append(_random_recipe(name, sizes, make, key=f"{seed} {family} {index}"))
+    for index, family in sorted(drawn):
+        _, make, sizes = FAMILIES[family]
+        key = f"{seed} {family} {index}"
+        recipes.append(_random_recipe(f"{family}-{index:02d}", sizes, make, key=key))
     return recipes
 
 
@@ -304,6 +309,7 @@ class TransformerLayer(nn.Module):
         self.fused, self.joint = source.random() < 0.6, source.random() < 0.5
         self.gated, self.causal = source.random() < 0.3, source.random() < 0.5
         self.dropout = source.choice((0.0, 0.0, 0.1))
+        self.attention_dropout, self.masked = source.choice((0.0, 0.0, 0.1)), source.random() < 0.4
         norm = source.choice((nn.LayerNorm, nn.LayerNorm, nn.RMSNorm))
         bias = source.random() < 0.7
         self.first, self.second = norm(hidden), norm(hidden)
@@ -333,10 +339,16 @@ class TransformerLayer(nn.Module):
         shape = (self.heads, x.shape[-1] // self.heads)
         q, k, v = (part.unflatten(-1, shape).transpose(1, 2) for part in parts)
         if self.fused:
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            mask = torch.zeros(x.shape[1], x.shape[1]) if self.masked else None
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, mask, self.attention_dropout, is_causal=self.causal and not self.masked
+            )
         else:
             scores = q @ k.transpose(-2, -1) / shape[1] ** 0.5
-            mixed = scores.softmax(-1) @ v
+            shares = scores.softmax(-1)
+            if self.attention_dropout:
+                shares = functional.dropout(shares, self.attention_dropout)
+            mixed = shares @ v
         return mixed.transpose(1, 2).flatten(-2)
 
 
@@ -346,8 +358,9 @@ class Transformer(nn.Module):
     def __init__(self, source: random.Random) -> None:
         super().__init__()
         hidden = _pick_width(source, 64, 512, 32)
-        self.words = source.choice((16, 32, 50, 64, 96, 128, 197))
-        self.vocabulary = source.choice((200, 1000, 2000, 5000))
+        self.words = source.choice((16, 32, 50, 64, 96, 128, 197, 256, 512))
+        large = (20000, 50000) if self.words < 64 else ()
+        self.vocabulary = source.choice((200, 1000, 2000, 5000, *large))
         self.tokens = nn.Embedding(self.vocabulary, hidden)
         self.places = nn.Embedding(self.words, hidden)
         self.layers = nn.ModuleList(TransformerLayer(source, hidden) for _ in range(2))
@@ -385,7 +398,7 @@ class Recommender(nn.Module):
     def __init__(self, source: random.Random) -> None:
         super().__init__()
         self.bags, self.bag = source.randint(1, 3), source.choice((5, 20, 50, 100))
-        self.rows, columns = _pick_width(source, 500, 30000), source.choice((16, 32, 64, 128))
+        self.rows, columns = _pick_width(source, 500, 60000), source.choice((16, 32, 64, 128))
         self.features, width = _pick_width(source, 8, 64), _pick_width(source, 64, 1024)
         self.tables = nn.ModuleList(
             nn.EmbeddingBag(self.rows, columns, mode=source.choice(("sum", "mean")))
@@ -590,13 +603,13 @@ def make_mixer(source: random.Random) -> Made:
 
 
 FAMILIES: dict[str, tuple[int, Callable[[random.Random], Made], tuple[int, ...]]] = {
-    "transformer": (14, make_transformer, (1, 2, 3, 4, 6, 8)),
-    "cnn": (16, make_cnn, (1, 2, 3, 4, 8, 12)),
-    "mlp": (12, make_mlp, (2, 8, 16, 32, 64, 128, 256)),
-    "mixer": (10, make_mixer, (1, 2, 4, 8, 16)),
-    "hourglass": (8, make_hourglass, (1, 2, 3, 4, 8)),
+    "transformer": (12, make_transformer, (1, 2, 3, 4, 6, 8)),
+    "cnn": (20, make_cnn, (1, 2, 3, 4, 6, 8)),
+    "mlp": (9, make_mlp, (2, 8, 16, 32, 64, 128, 256)),
+    "mixer": (8, make_mixer, (1, 2, 4, 8, 16)),
+    "hourglass": (6, make_hourglass, (1, 2, 3, 4, 8)),
     "towers": (5, make_towers, (1, 2, 4, 8)),
     "recommender": (6, make_recommender, (4, 8, 16, 32, 64, 128)),
-    "recurrent": (4, make_recurrent, (1, 4, 8, 16)),
+    "recurrent": (3, make_recurrent, (1, 4, 8, 16)),
 }
 """How many random models of a family, who makes them, and micro-batch sizes to choose from."""
