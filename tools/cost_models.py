@@ -8,6 +8,7 @@ model never has one in training and another in validation.
 from __future__ import annotations
 
 import importlib
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ def _diffusion_unet() -> Made:
 
 def _pick_width(source: random.Random, low: int, high: int, step: int = 8) -> int:
     """A multiple of `step`, spread evenly over the orders of magnitude."""
-    width = low * (high / low) ** source.random()
+    width = float(low * (high / low) ** source.random())
     return max(step, round(width / step) * step)
 
 
@@ -195,7 +196,7 @@ class Mlp(nn.Module):
         for _ in range(depth):
             same = source.random() < 0.5
             widths.append(widths[-1] if same else _pick_width(source, 32, 1536))
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         bias = source.random() < 0.8
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairs)
         norms: list[Callable[[int], nn.Module]] = [nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm]
@@ -569,10 +570,10 @@ class Mixer(nn.Module):
         values = [self.linear(x), x * 0.5]
         for name, place in self.steps:
             first, second = values[-1], values[place % len(values)]
-            values.append(self._apply(name, first, second))
+            values.append(self._mix(name, first, second))
         return torch.stack([value.mean() for value in values[-6:]]).sum()
 
-    def _apply(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+    def _mix(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         simple: dict[str, Callable[[], Tensor]] = {
             "add": lambda: a + b, "mul": lambda: a * b, "sub": lambda: a - b,
             "div": lambda: a / (b.abs() + 1), "relu": lambda: a.relu(), "neg": lambda: -a,
@@ -585,7 +586,7 @@ class Mixer(nn.Module):
             "masked_fill": lambda: a.masked_fill(b < 0, 0.0), "abs": lambda: a.abs(),
             "dropout": lambda: functional.dropout(a, 0.1),
             "stack": lambda: torch.stack([a, b], 1).mean(1),
-            "cat": lambda: torch.cat([a, b], -1).unflatten(-1, (2, self.columns)).mean(2),
+            "cat": lambda: torch.cat([a, b], -1).view(*a.shape[:2], 2, self.columns).mean(2),
             "transpose": lambda: (a.transpose(1, 2) * 1.5).transpose(1, 2).contiguous(),
             "matmul": lambda: (a @ b.transpose(1, 2)).softmax(-1) @ b,
         }  # fmt: skip

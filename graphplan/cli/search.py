@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from graphplan.cli.options import (
+    COSTS_HELP,
     cluster_options,
     load_cluster,
     load_graph,
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
 @click.option("--planner", default="auto", show_default=True, help="Which solver cuts the graph.")
 @click.option("--schedule", default="auto", show_default=True, help="Order of the micro-batches.")
 @click.option("--policy", default="flush", show_default=True, help="Weight policy.")
-@click.option(
-    "--costs", default="estimate", show_default=True, help="`estimate`, or a table.json of profile."
-)
+@click.option("--costs", default="estimate", show_default=True, help=COSTS_HELP)
 @click.option(
     "--objective", default="throughput", show_default=True, help="throughput, latency or memory."
 )
@@ -72,7 +71,7 @@ def command(
     options = read_options(**wishes)
     park = load_cluster(cluster, gpus, memory)
     graph = load_graph(model, parse_settings(settings))
-    tables = load_tables(costs, graph, park)
+    tables = load_tables(costs, graph, park, options)
     from graphplan.planner.search import search_plan
 
     before = time.perf_counter()

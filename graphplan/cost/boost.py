@@ -33,14 +33,14 @@ KIND_PRIOR = 4.0
 class Trees:
     """Trees of one pass: complete, nodes in breadth-first order."""
 
-    columns: NDArray[numpy.int16]
+    columns: NDArray[numpy.integer]
     """[tree, inner node]: the feature to look at."""
-    cuts: NDArray[numpy.float32]
+    cuts: NDArray[numpy.floating]
     """[tree, inner node]: go right above this."""
-    leaves: NDArray[numpy.float32]
+    leaves: NDArray[numpy.floating]
     """[tree, leaf]"""
 
-    def predict(self, values: Floats) -> Floats:
+    def predict(self, values: NDArray[numpy.floating]) -> Floats:
         """The sum of all trees' answers for every row."""
         total = numpy.zeros(len(values))
         rows = numpy.arange(len(values))
@@ -68,7 +68,9 @@ class Boost:
 
     def predict(self, values: Floats, kinds: Sequence[str], families: Sequence[str]) -> Floats:
         """[row, pass]: log of seconds over the roofline."""
-        known, kin = ({name: i for i, name in enumerate(each)} for each in (self.kinds, self.families))
+        known, kin = (
+            {name: i for i, name in enumerate(each)} for each in (self.kinds, self.families)
+        )
         means = numpy.array(
             [
                 self.kind_means[known[kind]]
@@ -110,7 +112,9 @@ def _fit_means(rows: Rows) -> Boost:
     families = FAMILIES
     kinds = tuple(sorted(set(rows.kinds)))
     overall = (target * weight).sum(0) / numpy.maximum(weight.sum(0), 1e-9)
-    family_means = _average(rows.families, families, target, weight, numpy.tile(overall, (len(families), 1)))
+    family_means = _average(
+        rows.families, families, target, weight, numpy.tile(overall, (len(families), 1))
+    )
     family_of = dict(zip(rows.kinds, rows.families, strict=True))
     prior = numpy.array([family_means[families.index(family_of[kind])] for kind in kinds])
     kind_means = _average(rows.kinds, kinds, target, weight, prior)
@@ -222,9 +226,16 @@ class _Grower:
     def __init__(self, values: NDArray[numpy.float32], depth: int) -> None:
         self._depth = depth
         shares = numpy.linspace(0, 1, NUM_BINS + 1)[1:-1]
-        self._edges = [numpy.unique(numpy.quantile(column, shares, method="lower")) for column in values.T] if len(values) else []
+        self._edges = (
+            [numpy.unique(numpy.quantile(column, shares, method="lower")) for column in values.T]
+            if len(values)
+            else []
+        )
         self._bins = numpy.stack(
-            [numpy.searchsorted(edges, column, side="left") for edges, column in zip(self._edges, values.T, strict=True)],
+            [
+                numpy.searchsorted(edges, column, side="left")
+                for edges, column in zip(self._edges, values.T, strict=True)
+            ],
             axis=1,
         )
         self._useful = numpy.array([i for i, edges in enumerate(self._edges) if len(edges) > 1])
@@ -264,7 +275,9 @@ class _Grower:
         shape = (width, num_columns, NUM_BINS)
         flat = place.ravel()
         left_slope, left_weight = (
-            numpy.bincount(flat, numpy.repeat(each, num_columns), minlength=width * num_columns * NUM_BINS)
+            numpy.bincount(
+                flat, numpy.repeat(each, num_columns), minlength=width * num_columns * NUM_BINS
+            )
             .reshape(shape)
             .cumsum(2)
             for each in (slope, weight)

@@ -91,7 +91,8 @@ def extract_features(
     sizes = tuple(sorted(set(batch_sizes)))
     reader = _OpReader(graph, device_type, roofline or device_type, precision)
     index_by_key: dict[object, int] = {}
-    position, columns = [], []
+    position: list[int] = []
+    columns: list[list[_Reading]] = []
     for op in graph.ops:
         key = reader.key_of(op)
         if key not in index_by_key:

@@ -63,7 +63,7 @@ def _find_errors(lesson: Lesson, guess: Guess) -> Floats:
     """[size, unit]: relative error of forward and backward together."""
     measured = lesson.measured_s.sum(2)
     predicted = lesson.sum_units(guess.seconds).sum(2)
-    return numpy.abs(predicted - measured) / numpy.maximum(measured, FLOOR_S)
+    return numpy.asarray(numpy.abs(predicted - measured) / numpy.maximum(measured, FLOOR_S))
 
 
 def _score(lessons: Sequence[Lesson], guesses: Guesses, errors: Sequence[Floats]) -> Score:

@@ -24,7 +24,8 @@ from graphplan.cost.calibrate import calibrate_tables
 from graphplan.cost.estimate import estimate_table
 from graphplan.cost.features import FAMILIES, FEATURES, Floats
 from graphplan.cost.judge import Guess, find_op_error, find_unit_ratios, judge_part
-from graphplan.cost.learned_train import TrainedNetwork, train_network
+from graphplan.cost.learned_network import TrainedNetwork
+from graphplan.cost.learned_train import train_network
 from graphplan.cost.lessons import Lesson, flatten_lessons, read_lesson, tabulate_seconds
 from graphplan.cost.novelty import build_fence
 from graphplan.cost.predictors import NetworkPredictor, Predictor, TreesPredictor
@@ -135,9 +136,7 @@ def _calibrate(
     tables = [
         (
             sample.graph,
-            sample.table
-            if with_steps
-            else msgspec.structs.replace(sample.table, calibration=()),
+            sample.table if with_steps else msgspec.structs.replace(sample.table, calibration=()),
         )
         for sample in samples
         if sample.table.device == device.name

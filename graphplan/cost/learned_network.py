@@ -9,16 +9,18 @@ the log of the scale of its error (Laplace).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
+from graphplan.cost.arrays import unpack_array
 from graphplan.cost.estimate import PASSES
 from graphplan.cost.features import FEATURES, Floats, GraphFeatures
 from graphplan.errors import MissingExtra
+from graphplan.nouns.learned import Array
 
 HIDDEN = 64
 KIND_WIDTH = 24
@@ -80,6 +82,32 @@ def fit_scaler(values: Floats) -> Scaler:
     """The scaler of a table of features; constant ones are left alone."""
     deviation = values.std(0)
     return Scaler(values.mean(0), numpy.where(deviation > 1e-6, deviation, 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedNetwork:
+    """A network with what it needs to read features."""
+
+    network: CostNetwork
+    scaler: Scaler
+    kinds: tuple[str, ...]
+    epochs: int = 0
+    """After which its error on validation was the least."""
+
+
+def load_network(arrays: Mapping[str, Array], kinds: Sequence[str]) -> TrainedNetwork:
+    """The network whose weights a file holds."""
+    network = CostNetwork(len(kinds))
+    state = {
+        name: torch.from_numpy(unpack_array(arrays, f"network.{name}", tuple(own.shape)))
+        for name, own in network.state_dict().items()
+    }
+    network.load_state_dict(state)
+    width = (len(FEATURES),)
+    scaler = Scaler(
+        unpack_array(arrays, "scaler.mean", width), unpack_array(arrays, "scaler.deviation", width)
+    )
+    return TrainedNetwork(network.eval(), scaler, tuple(kinds))
 
 
 def to_tensors(

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from graphplan.cost.features import Floats
-from graphplan.cost.learned_network import CostNetwork, Scaler, fit_scaler, to_tensors
+from graphplan.cost.learned_network import (
+    CostNetwork,
+    Scaler,
+    TrainedNetwork,
+    fit_scaler,
+    to_tensors,
+)
 from graphplan.cost.lessons import FLOOR_S, Lesson
 
 BATCH = 6
@@ -25,16 +31,6 @@ PATIENCE = 25
 
 Report = Callable[[int, float], None]
 """Told the number of epochs and the error on validation."""
-
-
-@dataclass(frozen=True)
-class TrainedNetwork:
-    """A network with what it needs to read features."""
-
-    network: CostNetwork
-    scaler: Scaler
-    kinds: tuple[str, ...]
-    epochs: int
 
 
 @dataclass(frozen=True)
@@ -73,9 +69,7 @@ def train_network(
         [_prepare(lesson, scaler, kinds) for lesson in each] for each in (train, valid)
     )
     network = CostNetwork(len(kinds))
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
-    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     num_batches = math.ceil(len(learning) / BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=epochs * num_batches, pct_start=0.15
@@ -160,7 +154,7 @@ def _weigh(lesson: Lesson) -> Floats:
         for key in column:
             count[key] = count.get(key, 0) + 1
     share = numpy.array([[1 / math.sqrt(count[key]) for key in column] for column in keys])
-    return exists * share[:, :, None]
+    return numpy.asarray(exists * share[:, :, None])
 
 
 def _flatten(array: Floats) -> Tensor:

@@ -41,7 +41,7 @@ class Lesson:
     @property
     def num_units(self) -> int:
         """How many units were timed."""
-        return self.measured_s.shape[1]
+        return int(self.measured_s.shape[1])
 
     @property
     def sums_s(self) -> Floats:
@@ -126,12 +126,14 @@ def flatten_lessons(lessons: Iterable[Lesson]) -> Rows:
     seen: set[bytes] = set()
     values, reference, kinds, families = [], [], [], []
     unit_by_row: list[int] = []
-    measured = []
+    measured: list[Floats] = []
     for lesson in lessons:
         members = _list_members(lesson.unit_by_op)
         for j in range(len(lesson.features.batch_sizes)):
             for unit, ops in enumerate(members):
-                key = lesson.features.values[j, ops].tobytes() + lesson.measured_s[j, unit].tobytes()
+                key = (
+                    lesson.features.values[j, ops].tobytes() + lesson.measured_s[j, unit].tobytes()
+                )
                 if key in seen:
                     continue
                 seen.add(key)

@@ -66,8 +66,7 @@ def find_novelties(fence: Fence, features: GraphFeatures) -> tuple[str | None, .
     above = (ranged - fence.high[place]).max((0, 2), initial=0.0)
     strange = _find_strange_device(fence, features)
     return tuple(
-        strange
-        or _judge_op(fence, kind, dtype, float(under), float(over))
+        strange or _judge_op(fence, kind, dtype, float(under), float(over))
         for kind, dtype, under, over in zip(
             features.kinds, features.dtypes, below, above, strict=True
         )

@@ -22,7 +22,7 @@ from graphplan.errors import InvalidFile
 from graphplan.nouns.learned import Array, LearnedCosts
 
 if TYPE_CHECKING:
-    from graphplan.cost.learned_train import TrainedNetwork
+    from graphplan.cost.learned_network import TrainedNetwork
 
 
 class Predictor(Protocol):
@@ -117,24 +117,10 @@ def load_predictor(learned: LearnedCosts) -> Predictor:
 
 
 def _load_network(arrays: Mapping[str, Array], kinds: Sequence[str]) -> NetworkPredictor:
-    import torch
+    from graphplan.cost.learned_network import load_network
 
-    from graphplan.cost.learned_network import CostNetwork, Scaler
-    from graphplan.cost.learned_train import TrainedNetwork
-
-    network = CostNetwork(len(kinds))
-    state = {
-        name: torch.from_numpy(unpack_array(arrays, f"network.{name}", tuple(own.shape)))
-        for name, own in network.state_dict().items()
-    }
-    network.load_state_dict(state)
-    width = (len(FEATURES),)
-    scaler = Scaler(
-        unpack_array(arrays, "scaler.mean", width), unpack_array(arrays, "scaler.deviation", width)
-    )
     factor = unpack_array(arrays, "deviation.factor", (1,))
-    trained = TrainedNetwork(network.eval(), scaler, tuple(kinds), 0)
-    return NetworkPredictor(trained, float(factor[0]))
+    return NetworkPredictor(load_network(arrays, kinds), float(factor[0]))
 
 
 def _load_trees(

@@ -38,7 +38,7 @@ class RatioFit:
         figures = (_describe(features, sums_s) - self.mean) / self.deviation
         figures = numpy.clip(figures, -3.0, 3.0)
         ratios = self.coefficients[0] + figures @ self.coefficients[1:]
-        return numpy.clip(ratios, LEAST, MOST)
+        return numpy.asarray(numpy.clip(ratios, LEAST, MOST))
 
 
 def fit_ratio(lessons: Sequence[Lesson]) -> RatioFit:

@@ -15,7 +15,9 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
+from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.options import SearchOptions
+from graphplan.planner.pose import Tables
 from graphplan.planner.sequential import chain_stages
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
@@ -67,7 +69,7 @@ def collect_plan(
     options: SearchOptions,
     *,
     baselines: Mapping[str, float],
-    costs: str,
+    tables: Tables | None,
 ) -> Plan:
     """The plan of a scheduled answer; a plan that the referee refuses is never returned."""
     plan = Plan(
@@ -87,9 +89,10 @@ def collect_plan(
             graphplan=graphplan.__version__,
             planner=answer.solver,
             schedule=ready.schedule,
-            costs=costs,
+            costs=next(iter(tables.values())).source if tables else "estimated",
             seed=options.seed,
             options=options.list_changed(),
+            certainty=judge_certainty(tables) if tables else None,
         ),
         labels=label_stages(graph, answer.stages),
     )
@@ -105,6 +108,7 @@ def describe_model(graph: OpGraph) -> PlannedModel:
         fingerprint=graph.fingerprint,
         ops=tuple(position),
         edges=tuple(sorted({(position[e.src], position[e.dst]) for e in graph.edges})),
+        batch=graph.batch,
     )
 
 

@@ -69,7 +69,7 @@ def search_plan(
         ready,
         options,
         baselines={name: found.prediction.step_s for name, (_, found) in rivals.items()},
-        costs=next(iter(tables.values())).source if tables else "estimated",
+        tables=tables,
     )
 
 
