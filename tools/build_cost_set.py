@@ -5,9 +5,9 @@
 Every finished model is kept in the folder, so that a run that was stopped, or that has used up its
 minutes, goes on where it ended; when all are there the set is written. Equal units of different
 models are measured once a round. With one thread the clock is that thread's running time, so that
-other programs do not count; but they slow it down through caches and memory. So all models are
-measured in rounds, minutes apart, and the fastest round of everything counts. `spread` in the
-tables says how much the times scattered.
+other programs do not count; but they slow it down through caches and memory. So models are measured
+in rounds, minutes apart, and the fastest round of everything counts; a set is written from those
+rounds that are there. `spread` in the tables says how much the times scattered.
 """
 
 from __future__ import annotations
@@ -60,14 +60,18 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
         cache = ProfileCache(environment, folder=folder)
         for path, recipe in zip(list_paths(folder, recipes), recipes, strict=True):
-            if not path.exists():
-                if time.monotonic() - start > 60 * options.minutes:
-                    print(f"stopped before {path}; run again")
-                    return 1
+            if not path.exists() and time.monotonic() - start < 60 * options.minutes:
                 measure_recipe(recipe, path, cache)
     rounds = [list_paths(folder, recipes) for folder in folders]
-    samples = [merge_samples(paths) for paths in zip(*rounds, strict=True)]
+    known = [[path for path in paths if path.exists()] for paths in zip(*rounds, strict=True)]
+    if not all(known):
+        print(f"{sum(map(bool, known))} of {len(known)} models; run again")
+        return 1
+    samples = [merge_samples(paths) for paths in known]
     write_set(samples, options.output, f"{environment}, {datetime.date.today()}")
+    missing = sum(options.rounds - len(paths) for paths in known)
+    if missing:
+        print(f"{missing} measurements of later rounds are missing; run again for them")
     return 0
 
 

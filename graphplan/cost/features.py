@@ -147,14 +147,14 @@ class _OpReader:
         """Ops with equal keys have equal features."""
         return (
             op.target, op.call, op.alias is None, op.needs_backward, op.output,
-            tuple(self._counter.list_operands(op)), self._count_context(op), self._find_views(op),
+            self._counter.list_operands(op), self._count_context(op), self._find_views(op),
             self._counter.count_op(op, self._graph.batch_size) if op.output is None else None,
         )  # fmt: skip
 
     def read(self, op: Op, size: int) -> _Reading:
         """The features of an op at a size."""
         work = self._counter.count_op(op, size)
-        specs = list(self._counter.list_operands(op))
+        specs = self._counter.list_operands(op)
         exists = _find_passes(op, specs)
         least_s = max(self._roofline.launch_s, LEAST_S)
         reference = tuple(
