@@ -9,15 +9,13 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import CheckFailed
 from graphplan.nouns.base import Noun
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Bound, Plan, PlannedModel, Prediction, Provenance
+from graphplan.nouns.plan import Bound, Certainty, Plan, PlannedModel, Prediction, Provenance
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
-from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.options import SearchOptions
-from graphplan.planner.pose import Tables
 from graphplan.planner.sequential import chain_stages
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
@@ -69,7 +67,8 @@ def collect_plan(
     options: SearchOptions,
     *,
     baselines: Mapping[str, float],
-    tables: Tables | None,
+    costs: str,
+    certainty: Certainty | None = None,
 ) -> Plan:
     """The plan of a scheduled answer; a plan that the referee refuses is never returned."""
     plan = Plan(
@@ -89,10 +88,10 @@ def collect_plan(
             graphplan=graphplan.__version__,
             planner=answer.solver,
             schedule=ready.schedule,
-            costs=next(iter(tables.values())).source if tables else "estimated",
+            costs=costs,
             seed=options.seed,
             options=options.list_changed(),
-            certainty=judge_certainty(tables) if tables else None,
+            certainty=certainty,
         ),
         labels=label_stages(graph, answer.stages),
     )

@@ -20,6 +20,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Progress, Request
+from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
 from graphplan.planner.evaluate import make_evaluator
 from graphplan.planner.options import SearchOptions
@@ -69,7 +70,8 @@ def search_plan(
         ready,
         options,
         baselines={name: found.prediction.step_s for name, (_, found) in rivals.items()},
-        tables=tables,
+        costs=next(iter(tables.values())).source if tables else "estimated",
+        certainty=judge_certainty(tables) if tables else None,
     )
 
 

@@ -94,7 +94,8 @@ def test_trees_learn_a_law_that_the_roofline_cannot_tell() -> None:
         ],
         source="half of the set",
     )
-    errors, plain = [], []
+    errors: list[float] = []
+    plain: list[float] = []
     for lesson, sample in zip(held, found.samples[3:12:4], strict=True):
         num_sizes, num_ops, width = lesson.features.values.shape
         answer = boost.predict(
