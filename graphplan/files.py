@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,8 +39,11 @@ def encode_noun(noun: Noun) -> bytes:
 
 
 def write_noun(noun: Noun, path: Path | str) -> None:
-    """Write a noun; the file appears whole or not at all."""
-    write_bytes(encode_noun(noun), Path(path))
+    """Write a noun, compressed when the name ends in .gz; it appears whole or not at all."""
+    text = encode_noun(noun)
+    if str(path).endswith(".gz"):
+        text = gzip.compress(text, mtime=0)
+    write_bytes(text, Path(path))
 
 
 def write_bytes(text: bytes, path: Path) -> None:
@@ -61,7 +67,31 @@ def write_bytes(text: bytes, path: Path) -> None:
 
 def read_noun(path: Path | str, noun: type[T]) -> T:
     """Read a file that holds a noun of this type."""
-    return decode_noun(read_bytes(Path(path)), noun, name=str(path))
+    return decode_noun(read_text(path), noun, name=str(path))
+
+
+def read_text(path: Path | str) -> bytes:
+    """The JSON text of a file, unpacked when its name ends in .gz."""
+    content = read_bytes(Path(path))
+    return _unpack(content, name=str(path)) if str(path).endswith(".gz") else content
+
+
+def _unpack(content: bytes, *, name: str) -> bytes:
+    """Uncompressed bytes; a small file that would unpack into a huge one is refused."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            text = packed.read(MAX_FILE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidFile(
+            f"{name} is not a whole gzip file: {error}.",
+            remedy="Write the file again, or unpack it by hand and give the JSON.",
+        ) from error
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidFile(
+            f"{name} unpacks into more than {MAX_FILE_BYTES:,} bytes.",
+            remedy="Check that this is the right file.",
+        )
+    return text
 
 
 def read_bytes(path: Path) -> bytes:

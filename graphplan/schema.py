@@ -9,6 +9,8 @@ import msgspec
 from graphplan.errors import UnknownName
 from graphplan.nouns.base import Noun
 from graphplan.nouns.cluster import Cluster
+from graphplan.nouns.costset import CostSet
+from graphplan.nouns.learned import LearnedCosts
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.table import ProfileTable
@@ -21,6 +23,8 @@ NOUN_BY_NAME: dict[str, type[Noun]] = {
     "cluster": Cluster,
     "plan": Plan,
     "timeline": Timeline,
+    "costset": CostSet,
+    "learned": LearnedCosts,
     "figures": Figures,
 }
 """What has a schema; `figures` is what `search --json` and `show --json` print."""

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from graphplan.cli.options import (
+    COSTS_HELP,
     cluster_options,
     load_cluster,
     load_graph,
@@ -23,7 +24,7 @@ from graphplan.cli.options import (
 @click.option("--batch", type=click.IntRange(1), help="Samples of one optimizer step.")
 @click.option("--planner", multiple=True, help="Only these planners.")
 @click.option("--schedule", multiple=True, help="Only these schedules.")
-@click.option("--costs", default="estimate", show_default=True, help="As in search.")
+@click.option("--costs", default="estimate", show_default=True, help=COSTS_HELP)
 @click.option("--time-limit", default=5.0, show_default=True, help="Seconds for each planner.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of rows.")
 def command(
@@ -45,13 +46,14 @@ def command(
 
     park = load_cluster(cluster, gpus, memory)
     graph = load_graph(model, parse_settings(settings))
+    options = SearchOptions(batch_size=batch, time_limit_s=time_limit)
     rows = compare_planners(
         graph,
         park,
-        SearchOptions(batch_size=batch, time_limit_s=time_limit),
+        options,
         planners=planner or None,
         schedules=schedule or None,
-        tables=load_tables(costs, graph, park),
+        tables=load_tables(costs, graph, park, options),
     )
     if as_json:
         click.echo(json.dumps(rows))

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "show": "Show a plan: summary, HTML page, Perfetto trace, figure.",
     "trace": "Capture a model as an op graph (graph.json).",
     "profile": "Measure or estimate what every op takes (table.json).",
+    "learn": "Train a cost model on measured tables (cost.json).",
     "clusters": "List the known clusters and device types.",
     "check": "Check that a plan is legal, fits memory and cannot deadlock.",
     "simulate": "What a plan does on another cluster, batch or schedule.",

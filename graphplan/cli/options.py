@@ -12,11 +12,16 @@ from graphplan.errors import InvalidOption
 
 if TYPE_CHECKING:
     from graphplan.nouns.cluster import Cluster
+    from graphplan.nouns.learned import LearnedCosts
     from graphplan.nouns.opgraph import OpGraph
     from graphplan.nouns.table import ProfileTable
+    from graphplan.planner.options import SearchOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+LEARNED = "learned:"
+"""What `--costs` says before the file of a learned cost model."""
+COSTS_HELP = "`estimate`, a table.json of profile, or `learned:FILE` with a file of learn."
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
@@ -124,13 +129,20 @@ def load_graph(model: str, settings: Mapping[str, Any]) -> OpGraph:
     return trace_model_file(load_model_file(model, settings=settings)).graph
 
 
-def load_tables(costs: str, graph: OpGraph, cluster: Cluster) -> dict[str, ProfileTable] | None:
+def load_tables(
+    costs: str, graph: OpGraph, cluster: Cluster, options: SearchOptions
+) -> Mapping[str, ProfileTable] | None:
     """Tables by device type; None means that the planner estimates."""
     from graphplan.files import read_noun
     from graphplan.nouns.table import ProfileTable
 
     if costs == "estimate":
         return None
+    if costs.startswith(LEARNED):
+        from graphplan.planner.pose import choose_training, predict_tables
+
+        training = choose_training(graph, cluster, options)
+        return predict_tables(graph, cluster, training, load_learned(costs))
     table = read_noun(costs, ProfileTable)
     if table.graph != graph.fingerprint:
         raise InvalidOption(
@@ -138,3 +150,17 @@ def load_tables(costs: str, graph: OpGraph, cluster: Cluster) -> dict[str, Profi
             remedy="Profile this model: graphplan profile model.py -o table.json.",
         )
     return {kind.name: table for kind in cluster.types}
+
+
+def load_learned(costs: str) -> LearnedCosts:
+    """The learned cost model that `learned:FILE` names."""
+    from graphplan.files import read_noun
+    from graphplan.nouns.learned import LearnedCosts
+
+    path = costs.removeprefix(LEARNED)
+    if not path:
+        raise InvalidOption(
+            f"{costs!r} names no file.",
+            remedy="Train one with graphplan learn -o cost.json, then --costs learned:cost.json.",
+        )
+    return read_noun(path, LearnedCosts)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphplan.cli.options import load_graph, model_argument, parse_settings
+from graphplan.cli.options import (
+    LEARNED,
+    load_graph,
+    load_learned,
+    model_argument,
+    parse_settings,
+)
 from graphplan.errors import InvalidOption
 from graphplan.files import write_noun
 
@@ -25,15 +31,21 @@ MOST_ROWS = 12
 @click.command(
     name="profile",
     epilog="Examples: graphplan profile model.py --device cuda -o table.json;"
-    " graphplan profile graph.json --estimate h100",
+    " graphplan profile graph.json --estimate h100;"
+    " graphplan profile model.py --costs learned:cost.json",
 )
 @model_argument
 @click.option("--device", help="Measure on this device (cpu, cuda, cuda:1); default: what is here.")
 @click.option("--estimate", "gpu", metavar="GPU", help="Estimate for a GPU instead of measuring.")
 @click.option(
+    "--costs",
+    metavar="learned:FILE",
+    help="Predict with a learned cost model, for its own device or that of --estimate.",
+)
+@click.option(
     "--batch-sizes", metavar="N,N,…", help="Micro-batch sizes of the columns.  [default: 1,4,16]"
 )
-@click.option("--precision", help="With --estimate: compute in this dtype, e.g. bfloat16.")
+@click.option("--precision", help="Without measuring: compute in this dtype, e.g. bfloat16.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
 @click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -43,6 +55,7 @@ def command(
     settings: tuple[str, ...],
     device: str | None,
     gpu: str | None,
+    costs: str | None,
     batch_sizes: str | None,
     precision: str | None,
     no_cache: bool,
@@ -54,20 +67,24 @@ def command(
 
     Ctrl-C keeps what was measured: the table is written with estimates for the rest.
     """
-    if gpu and device:
+    if costs is not None and not costs.startswith(LEARNED):
         raise InvalidOption(
-            "--device measures and --estimate does not.", remedy="Give one of the two."
+            f"{costs!r} is no learned cost model.", remedy="Write --costs learned:cost.json."
         )
-    if precision and not gpu:
+    if (gpu or costs) and device:
+        raise InvalidOption(
+            "--device measures, --estimate and --costs do not.", remedy="Give one of them."
+        )
+    if precision and not (gpu or costs):
         raise InvalidOption(
             "A measurement runs in the precision of the model.",
-            remedy="Use --precision with --estimate, or change the model's dtype.",
+            remedy="Use --precision with --estimate or --costs, or change the model's dtype.",
         )
     start = time.perf_counter()
     sizes = parse_sizes(batch_sizes) if batch_sizes else None
-    if gpu:
+    if gpu or costs:
         graph = load_graph(model, parse_settings(settings))
-        table = estimate(graph, gpu, sizes, precision)
+        table = predict(graph, costs, gpu, sizes, precision)
     else:
         graph, table = measure(
             model, parse_settings(settings), device, sizes, use_cache=not no_cache, quiet=quiet
@@ -103,16 +120,27 @@ def choose_sizes(graph: OpGraph, sizes: Sequence[int] | None) -> tuple[int, ...]
     return DEFAULT_SIZES if graph.batch == "dynamic" else (graph.batch_size,)
 
 
-def estimate(
-    graph: OpGraph, gpu: str, sizes: Sequence[int] | None, precision: str | None
+def predict(
+    graph: OpGraph,
+    costs: str | None,
+    gpu: str | None,
+    sizes: Sequence[int] | None,
+    precision: str | None,
 ) -> ProfileTable:
-    """The roofline table of a GPU."""
+    """The table of a learned cost model, or the roofline of a GPU."""
     from graphplan.cost.estimate import estimate_table
     from graphplan.cost.hardware import find_device_type
 
-    return estimate_table(
-        graph, find_device_type(gpu), batch_sizes=choose_sizes(graph, sizes), precision=precision
-    )
+    chosen = choose_sizes(graph, sizes)
+    if costs is None:
+        assert gpu is not None
+        kind = find_device_type(gpu)
+        return estimate_table(graph, kind, batch_sizes=chosen, precision=precision)
+    from graphplan.cost.predict import predict_table
+
+    learned = load_learned(costs)
+    kind = find_device_type(gpu) if gpu else learned.devices[0].plain
+    return predict_table(learned, graph, kind, batch_sizes=chosen, precision=precision)
 
 
 def measure(
@@ -216,6 +244,8 @@ def describe_table(graph: OpGraph, table: ProfileTable) -> dict[str, Any]:
         "calibration": list(table.calibration),
         "worst_spread": max((row.spread for row in table.rows), default=0.0),
         "worst_fit_error": max((row.fit_error for row in table.rows), default=0.0),
+        "step_uncertainty": table.step_uncertainty,
+        "extrapolated": [row.op for row in table.rows if row.extrapolated],
         "provenance": table.provenance,
     }
 
@@ -231,6 +261,8 @@ def print_table(graph: OpGraph, table: ProfileTable, facts: dict[str, Any]) -> N
         f" {len(table.rows):,} ops in {facts['seconds']:.1f} s"
     )
     console.print(f"[dim]{table.provenance}[/]")
+    if table.source == "learned":
+        console.print(f"step times are uncertain by {table.step_uncertainty:.0%}")
     totals = Table(
         "micro-batch", "forward", "input grad", "weight grad", "step", "step / sum of ops"
     )

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from graphplan.cli.options import (
+    COSTS_HELP,
     cluster_options,
     load_cluster,
     load_graph,
@@ -60,9 +61,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What predict and spectrain follow: optimizer, or displacement for any optimizer.",
 )
-@click.option(
-    "--costs", default="estimate", show_default=True, help="`estimate`, or a table.json of profile."
-)
+@click.option("--costs", default="estimate", show_default=True, help=COSTS_HELP)
 @click.option(
     "--objective", default="throughput", show_default=True, help="throughput, latency or memory."
 )
@@ -97,7 +96,7 @@ def command(
     options = read_options(**wishes)
     park = load_cluster(cluster, gpus, memory)
     graph = load_graph(model, parse_settings(settings))
-    tables = load_tables(costs, graph, park)
+    tables = load_tables(costs, graph, park, options)
     from graphplan.planner.search import search_plan
 
     before = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Calibrate: a device type whose efficiencies and overheads are fitted to one measured table.
+"""Calibrate: a device type whose efficiencies and overheads are fitted to measured tables.
 
 For every op name and pass (`gelu.forward`, `linear.weight_grad`), and once more for every kind, the
 measured times are fitted as overhead + roofline / efficiency: small ops reach less of the peak, and
@@ -9,7 +9,7 @@ is 0. The calibrated device then estimates other models, sizes and batch sizes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -35,19 +35,29 @@ _LAUNCH_BYTES = 16384
 
 def calibrate_device(device_type: DeviceType, graph: OpGraph, measured: ProfileTable) -> DeviceType:
     """The device type with efficiencies and launch time fitted to a measured table."""
-    if measured.graph != graph.fingerprint:
-        raise InvalidOption(
-            f"The table is for graph {measured.graph}, not for {graph.fingerprint}.",
-            remedy="Profile this graph, or give the graph that was profiled.",
-        )
-    samples = _collect_samples(graph, measured)
+    return calibrate_tables(device_type, [(graph, measured)], source=f"calibrated on {graph.name}")
+
+
+def calibrate_tables(
+    device_type: DeviceType, tables: Iterable[tuple[OpGraph, ProfileTable]], *, source: str
+) -> DeviceType:
+    """The device type with efficiencies and launch time fitted to tables of several graphs."""
+    samples: dict[Pass, list[Sample]] = {name: [] for name in PASSES}
+    for graph, measured in tables:
+        if measured.graph != graph.fingerprint:
+            raise InvalidOption(
+                f"The table is for graph {measured.graph}, not for {graph.fingerprint}.",
+                remedy="Profile this graph, or give the graph that was profiled.",
+            )
+        for name, found in _collect_samples(graph, measured).items():
+            samples[name] += found
     fitted = msgspec.structs.replace(device_type, launch_s=_fit_launch(samples, device_type))
     shares, overheads = dict(device_type.efficiency_by_kind), {}
     for (name, key), group in _group_samples(samples).items():
         overhead, share = _fit_group(group, fitted, name)
         shares[f"{key}.{name}"], overheads[f"{key}.{name}"] = share, overhead
     fitted = msgspec.structs.replace(fitted, overhead_s_by_kind=overheads)
-    return _normalise(fitted, shares, source=f"{device_type.source}; calibrated on {graph.name}")
+    return _normalise(fitted, shares, source=f"{device_type.source}; {source}")
 
 
 def _collect_samples(graph: OpGraph, measured: ProfileTable) -> dict[Pass, list[Sample]]:

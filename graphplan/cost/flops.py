@@ -35,7 +35,7 @@ PRECISION_BYTES = {name: ITEM_BYTES[name] for name in sorted(FLOATS)} | {"tf32":
 _ALL_BYTES = ITEM_BYTES | PRECISION_BYTES
 _OPERAND = re.compile(r"([%@])(\d+)")
 _AUTOCAST = re.compile(r"autocast\[\w+, (bfloat16|float16)\]")
-_OperandSpec = tuple[TensorSpec, bool, bool]
+OperandSpec = tuple[TensorSpec, bool, bool]
 """Spec, whether it needs a gradient, whether it is a weight."""
 
 
@@ -74,18 +74,24 @@ class WorkCounter:
         self._results_by_op = _collect_results(graph)
         self._from_weights = find_weight_values(graph)
         self._known: dict[tuple[object, ...], Work] = {}
+        self._operands: dict[str, tuple[OperandSpec, ...]] = {}
 
     def count_op(self, op: Op, batch_size: int) -> Work:
         """The work of an op at a batch size."""
-        specs = tuple(self._list_operands(op))
+        specs = self.list_operands(op)
         results = (op.output,) if op.output else self._results_by_op[op.name]
         key = (op.target, op.call, op.alias is None, specs, results, batch_size)
         if key not in self._known:
             self._known[key] = self._count_call(op, specs, results, batch_size)
         return self._known[key]
 
-    def _list_operands(self, op: Op) -> Iterable[_OperandSpec]:
-        """Operands in the order of the call."""
+    def list_operands(self, op: Op) -> tuple[OperandSpec, ...]:
+        """Operands in the order of the call, those without one tensor left out."""
+        if op.name not in self._operands:
+            self._operands[op.name] = tuple(self._find_operands(op))
+        return self._operands[op.name]
+
+    def _find_operands(self, op: Op) -> Iterable[OperandSpec]:
         for mark, index in _OPERAND.findall(op.call):
             if mark == "@":
                 weight = self._graph.weight_by_name[op.weights[int(index)]]
@@ -100,7 +106,7 @@ class WorkCounter:
     def _count_call(
         self,
         op: Op,
-        specs: tuple[_OperandSpec, ...],
+        specs: tuple[OperandSpec, ...],
         results: tuple[TensorSpec, ...],
         batch_size: int,
     ) -> Work:

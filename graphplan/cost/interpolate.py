@@ -58,6 +58,7 @@ def expand_table(table: ProfileTable, batch_sizes: Sequence[int]) -> ProfileTabl
         rows=tuple(rows),
         calibration=_expand_flat(table.batch_sizes, table.calibration, sizes),
         provenance=table.provenance,
+        step_uncertainty=table.step_uncertainty,
     )
 
 
@@ -108,6 +109,7 @@ def _copy_columns(columns: OpProfile, row: OpProfile) -> OpProfile:
         fit_error=columns.fit_error,
         group=row.group,
         extrapolated=row.extrapolated,
+        uncertainty=row.uncertainty,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from graphplan.nouns.base import Noun
 from graphplan.nouns.cluster import Cluster
+from graphplan.nouns.opgraph import BatchKind
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, parse_program
@@ -21,6 +22,8 @@ class PlannedModel(Noun, frozen=True, kw_only=True):
     ops: tuple[str, ...]
     edges: tuple[tuple[int, int], ...]
     """Pairs of positions in `ops`."""
+    batch: BatchKind = "dynamic"
+    """Whether a batch can be split: `none` means that the inputs have no batch dimension."""
 
     def __post_init__(self) -> None:
         for src, dst in self.edges:
@@ -65,6 +68,19 @@ class PolicyOffer(Noun, frozen=True, kw_only=True):
     peak_bytes_by_device: tuple[int, ...]
 
 
+class Certainty(Noun, frozen=True, kw_only=True):
+    """How far learned costs can be trusted."""
+
+    step_uncertainty: float
+    """Standard deviation of the log of a whole step's compute: 0.1 is about 10%."""
+    extrapolated_ops: int
+    """Ops that lie outside the training data."""
+    extrapolated_share: float
+    """Their share of the seconds of all ops."""
+    origin: str
+    """What was trained on what, and what was guessed."""
+
+
 class Provenance(Noun, frozen=True, kw_only=True):
     """How the plan was made. Wall-clock times are left out: same input, same bytes."""
 
@@ -74,6 +90,8 @@ class Provenance(Noun, frozen=True, kw_only=True):
     costs: str
     seed: int
     options: dict[str, str] = {}
+    certainty: Certainty | None = None
+    """With learned costs only."""
 
 
 class Plan(Noun, frozen=True, kw_only=True, dict=True):

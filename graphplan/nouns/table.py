@@ -32,6 +32,9 @@ class OpProfile(Noun, frozen=True, kw_only=True):
     """Ops measured together share this name; the time was divided among them."""
     extrapolated: bool = False
     """Learned costs only: the op is far from everything in the training data."""
+    uncertainty: float = 0.0
+    """Learned costs only: standard deviation of the log of the op's time, the worst of the columns;
+    0.1 means that two times out of three the time is within 10%."""
 
 
 class ProfileTable(Noun, frozen=True, kw_only=True, dict=True):
@@ -50,6 +53,8 @@ class ProfileTable(Noun, frozen=True, kw_only=True, dict=True):
     """Whole-model step over the sum of the ops, by batch size; () when not measured. The times in
     the rows are raw; the cost model multiplies them by this ratio."""
     provenance: str = ""
+    step_uncertainty: float = 0.0
+    """Learned costs only: standard deviation of the log of a whole step's time."""
 
     def __post_init__(self) -> None:
         sizes = self.batch_sizes

@@ -12,6 +12,7 @@ from graphplan.nouns.base import Noun
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import (
     Bound,
+    Certainty,
     Plan,
     PlannedModel,
     PolicyOffer,
@@ -136,6 +137,7 @@ def collect_plan(
     baselines: Mapping[str, float],
     offers: tuple[PolicyOffer, ...] = (),
     costs: str,
+    certainty: Certainty | None = None,
 ) -> Plan:
     """The plan of a scheduled answer; a plan that the referee refuses is never returned."""
     bound = answer.bound
@@ -160,6 +162,7 @@ def collect_plan(
             costs=costs,
             seed=options.seed,
             options=options.list_changed(),
+            certainty=certainty,
         ),
         labels=label_stages(graph, answer.stages),
     )
@@ -175,6 +178,7 @@ def describe_model(graph: OpGraph) -> PlannedModel:
         fingerprint=graph.fingerprint,
         ops=tuple(position),
         edges=tuple(sorted({(position[e.src], position[e.dst]) for e in graph.edges})),
+        batch=graph.batch,
     )
 
 

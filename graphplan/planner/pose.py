@@ -12,6 +12,7 @@ from graphplan.cost.estimate import estimate_table
 from graphplan.cost.problem import make_problem
 from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import Cluster
+from graphplan.nouns.learned import LearnedCosts
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.table import ProfileTable
@@ -94,15 +95,31 @@ def choose_training(graph: OpGraph, cluster: Cluster, options: SearchOptions) ->
 
 def estimate_tables(graph: OpGraph, cluster: Cluster, training: Training) -> Tables:
     """Roofline tables for every device type, at doubling batch sizes."""
-    sizes = [1]
-    while graph.batch == "dynamic" and sizes[-1] * 2 <= training.batch_size:
-        sizes.append(sizes[-1] * 2)
+    sizes = list_sizes(graph, training)
     return {
-        kind.name: estimate_table(
-            graph, kind, batch_sizes=tuple(sizes), precision=training.precision
-        )
+        kind.name: estimate_table(graph, kind, batch_sizes=sizes, precision=training.precision)
         for kind in cluster.types
     }
+
+
+def predict_tables(
+    graph: OpGraph, cluster: Cluster, training: Training, learned: LearnedCosts
+) -> Tables:
+    """Tables of a learned cost model for every device type, at doubling batch sizes."""
+    from graphplan.cost.predict import TablePredictor
+
+    predictor, sizes = TablePredictor(learned), list_sizes(graph, training)
+    return {
+        kind.name: predictor.predict(graph, kind, batch_sizes=sizes, precision=training.precision)
+        for kind in cluster.types
+    }
+
+
+def list_sizes(graph: OpGraph, training: Training) -> tuple[int, ...]:
+    """Doubling batch sizes up to the batch; one where the graph has no other."""
+    if graph.batch != "dynamic":
+        return (1,)
+    return tuple(1 << i for i in range(training.batch_size.bit_length()))
 
 
 def _sum_seconds(table: ProfileTable) -> dict[str, float]:

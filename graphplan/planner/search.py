@@ -20,6 +20,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan, PolicyOffer
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Progress, Request
+from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
 from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
@@ -81,6 +82,7 @@ def search_plan(
         baselines={name: found.prediction.step_s for name, (_, found) in rivals.items()},
         offers=offers,
         costs=next(iter(tables.values())).source if tables else "estimated",
+        certainty=judge_certainty(tables) if tables else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphplan.nouns.base import Noun
-from graphplan.nouns.plan import Plan
+from graphplan.nouns.plan import Certainty, Plan
 
 BASELINE_NAMES = {
     "data-parallel": "data parallel",
@@ -35,6 +35,8 @@ class Figures(Noun, frozen=True, kw_only=True, omit_defaults=True):
     search_s: float | None = None
     """Of the search alone; left out when the plan was read from a file."""
     total_s: float | None = None
+    certainty: Certainty | None = None
+    """How far learned costs can be trusted; left out with other costs."""
 
 
 def collect_figures(
@@ -52,4 +54,5 @@ def collect_figures(
         baselines=plan.baselines,
         search_s=search_s,
         total_s=total_s,
+        certainty=plan.provenance.certainty,
     )

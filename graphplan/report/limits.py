@@ -30,7 +30,7 @@ PROVEN = 0.0005
 WORTH = 0.01
 """What an asynchronous policy must gain to be mentioned."""
 
-Topic = Literal["compute", "idle", "transfer", "memory", "bound"]
+Topic = Literal["compute", "idle", "transfer", "memory", "bound", "batch", "costs"]
 
 
 class Finding(Noun, frozen=True, kw_only=True):
@@ -49,13 +49,17 @@ def find_limits(plan: Plan, usage: Usage, rows: tuple[StageRow, ...]) -> tuple[F
     if not usage.makespan_s or not usage.devices or not rows:
         return ()
     found = [
+        _judge_batch(plan),
         _judge_path(usage, rows),
         _judge_busiest(usage, plan),
-        _judge_idle(usage) if plan.policy.is_synchronous else _judge_stream(plan),
+        _judge_idle(usage, splits=plan.model.batch != "none")
+        if plan.policy.is_synchronous
+        else _judge_stream(plan),
         _judge_channels(usage),
         _judge_memory(rows),
         _judge_bound(plan),
         _judge_offers(plan),
+        _judge_costs(plan),
     ]
     return tuple(each for each in found if each is not None)
 
@@ -104,7 +108,7 @@ def _judge_busiest(usage: Usage, plan: Plan) -> Finding:
     )
 
 
-def _judge_idle(usage: Usage) -> Finding:
+def _judge_idle(usage: Usage, *, splits: bool) -> Finding:
     """How the idle time splits into warm-up, waiting and drain."""
     total_s = usage.makespan_s * len(usage.devices)
     idle_s = total_s - sum(use.busy_s for use in usage.devices)
@@ -115,7 +119,11 @@ def _judge_idle(usage: Usage) -> Finding:
     }
     text = ", ".join(f"{what} {format_share(s / total_s)}" for what, s in parts.items())
     ends_s = parts["warm-up"] + parts["drain"]
-    hint = " A larger batch makes warm-up and drain weigh less." if ends_s > total_s / 20 else ""
+    hint = (
+        " A larger batch makes warm-up and drain weigh less."
+        if splits and ends_s > total_s / 20
+        else ""
+    )
     return Finding(
         topic="idle",
         title=f"Devices are idle {format_share(max(0.0, idle_s / total_s))} of the step",
@@ -206,4 +214,33 @@ def _tell_staleness(policy: WeightPolicy) -> str:
     return (
         f"Policy {policy.name} updates after {update}; gradients are up to {policy.most_stale}"
         f" update{'s' if policy.most_stale != 1 else ''} old."
+    )
+
+
+def _judge_batch(plan: Plan) -> Finding | None:
+    """Models without a batch dimension: why there are no micro-batches."""
+    if plan.model.batch != "none":
+        return None
+    return Finding(
+        topic="batch",
+        title="The step cannot be split into micro-batches",
+        text="The inputs have no batch dimension, such as one whole graph: every step is a single"
+        " micro-batch of all of it. Stages in a row run one after another, so more devices give"
+        " memory, and speed only where branches run side by side. To pipeline, train on sampled"
+        " sub-graphs with a batch dimension.",
+    )
+
+
+def _judge_costs(plan: Plan) -> Finding | None:
+    """Learned costs that had to guess."""
+    found = plan.provenance.certainty
+    if found is None or not found.extrapolated_ops:
+        return None
+    return Finding(
+        topic="costs",
+        title=f"{format_share(found.extrapolated_share)} of the op times are extrapolated",
+        text=f"{found.extrapolated_ops:,} of {len(plan.model.ops):,} ops lie outside what the"
+        " learned cost model was trained on. Profile the model on the device, or add its table to"
+        " the training data.",
+        share=found.extrapolated_share,
     )

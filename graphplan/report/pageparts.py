@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from graphplan.nouns.plan import Plan
+from graphplan.report.certainty import describe_certainty
 from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES
 from graphplan.report.limits import Finding
 from graphplan.report.markup import draw_element, write_text
@@ -264,7 +265,7 @@ def write_provenance(plan: Plan) -> str:
     """How the plan and its costs came about."""
     made = plan.provenance
     lines = {
-        "Costs": COST_SOURCES.get(made.costs, made.costs),
+        "Costs": ". ".join((COST_SOURCES.get(made.costs, made.costs), *describe_certainty(plan))),
         "Planner": made.planner,
         "Schedule": made.schedule,
         "Weight policy": plan.policy.name,

@@ -13,6 +13,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.timeline import Timeline
 from graphplan.report.bars import ASCII_GLYPHS, BUSY, GLYPHS, BarRow, draw_axis, draw_bars, name_row
+from graphplan.report.certainty import describe_batch, describe_certainty
 from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES
 from graphplan.report.limits import Finding, find_limits
 from graphplan.report.palette import KIND_COLOURS
@@ -96,7 +97,7 @@ def _render_head(plan: Plan, stages: Sequence[StageRow]) -> Iterator[Text]:
     )
     sizes = sorted({row.micro_batch_size for row in stages})
     yield Text(
-        f"batch {plan.training.batch_size} in micro-batches of {', '.join(map(str, sizes))},"
+        f"{describe_batch(plan, sizes)},"
         f" {plan.training.optimizer}, {'mixed ' if plan.training.mixed else ''}"
         f"{plan.training.precision}, schedule {clean_name(plan.provenance.schedule)},"
         f" weights {plan.policy.name}",
@@ -199,6 +200,8 @@ def _render_provenance(plan: Plan) -> Iterator[Text]:
     made = plan.provenance
     source = COST_SOURCES.get(made.costs, clean_name(made.costs))
     yield Text(f"costs: {source}", style="dim")
+    for line in describe_certainty(plan):
+        yield Text(line, style="dim")
     yield Text(
         f"made by graphplan {clean_name(made.graphplan)}, planner {clean_name(made.planner)},"
         f" seed {made.seed}; model {clean_name(plan.model.fingerprint)}",
