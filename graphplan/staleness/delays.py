@@ -1,25 +1,30 @@
 """measure_delays: block updates between a read and its write, in the steady state of a schedule.
 
 As in Randomized PipeDream (arXiv 2606.03498): time is counted in block updates, one for every
-update of a stage. Micro-batch i reads the weights of every stage r at F(r, i); stage s writes its
-gradient at B(s, i). The delay of the pair (r, s) is the number of updates, of all stages, between
-the two. Every task takes one tick and the events of one tick are taken in the order of the stages:
-another order within a tick moves the delays by up to a share of the number of stages.
+update of a stage. Micro-batch i reads the weights of every stage r at F(r, i), or earlier where
+the policy reads a version that F finds outdated (2bw, vertical-sync): then when that version was
+replaced. Stage s writes with the update that its B(s, i) is part of. The delay of the pair (r, s)
+is the number of updates, of all stages, between the two. Every task takes one tick and the events
+of one tick are taken in the order of the stages; another order moves the delays.
 
-Of a chain of S stages the largest delay is floor(S^2 - S/2) and the mean over all pairs is
-(S^2 - 1)/2; of a graph of n stages and depth D the largest is within 1.5 of n D - n/2.
+With an update after every backward (stash) the largest delay of a chain of S stages is
+floor(S^2 - S/2), the mean over all pairs (S^2 - 1)/2. In a graph of n stages and depth D with one
+source it is n (D - 1) + e, where e stages run their backwards in the ticks of the source's
+forwards. Ticks alternate along every path, so that e is about n/2 and the delay about n D - n/2;
+it is off by up to n/2 when most stages share a phase, as the leaves of a star do.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from graphplan.errors import InvalidOption
 from graphplan.nouns.base import Noun
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import Task
+from graphplan.staleness.versions import read_forward
 from graphplan.staleness.walk import list_machines, list_needs, mark_done, walk_schedule
 
 
@@ -27,8 +32,8 @@ class StageDelay(Noun, frozen=True, kw_only=True):
     """Delays of the writes of one stage."""
 
     stage: int
-    warmup: int
-    """Forwards ahead of the backwards: how many own updates old the weights are that F reads."""
+    staleness: int
+    """How many own updates behind the weights are that F reads, when its gradient is applied."""
     largest: int
     mean: float
     """Over the reads of all stages."""
@@ -43,29 +48,28 @@ class Delays(Noun, frozen=True, kw_only=True):
     stages: tuple[StageDelay, ...]
 
 
-def count_needed(warmups: tuple[int, ...]) -> int:
+def count_needed(policy: WeightPolicy) -> int:
     """Micro-batches of a schedule whose middle third is steady."""
-    return 6 * (max(warmups, default=0) + 4)
+    return 6 * (max(policy.warmups, default=0) + 4) * policy.accumulate
 
 
-def measure_delays(priced: PricedStages, schedule: Schedule) -> Delays:
-    """The delays of the middle third of the micro-batches, with an update after every backward."""
+def measure_delays(priced: PricedStages, schedule: Schedule, policy: WeightPolicy) -> Delays:
+    """The delays of the middle third of the micro-batches of an asynchronous schedule."""
     trained = [s for s, stage in enumerate(priced.stages) if stage.needs_backward]
     if not trained:
         raise InvalidOption(
             "No stage of these has weights to train, so that there are no delays.",
             remedy="Plan the model in training mode, with parameters that require gradients.",
         )
-    ticks = time_schedule(priced, schedule)
-    reads, writes, stamps = _number_events(priced, ticks)
+    events = _number_events(priced, schedule, policy)
     count = priced.num_micro_batches(0)
     middle = range(count // 3, max(count // 3 + 1, 2 * count // 3))
     rows = []
     for s in trained:
-        delays = [writes[s, i] - reads[r, i] for i in middle for r in trained]
-        warmup = max(i - stamps[s, i] for i in middle)
+        delays = [events.writes[s, i] - events.reads[r, i] for i in middle for r in trained]
+        staleness = max(i // policy.accumulate - events.versions[s, i] for i in middle)
         mean = sum(delays) / len(delays)
-        rows.append(StageDelay(stage=s, warmup=warmup, largest=max(delays), mean=mean))
+        rows.append(StageDelay(stage=s, staleness=staleness, largest=max(delays), mean=mean))
     return Delays(
         largest=max(row.largest for row in rows),
         mean=sum(row.mean for row in rows) / len(rows),
@@ -89,26 +93,36 @@ def time_schedule(priced: PricedStages, schedule: Schedule) -> dict[Task, int]:
     return starts
 
 
-Events = dict[tuple[int, int], int]
+@dataclass
+class _Events:
+    """By (stage, micro-batch): the block update at its read and at its write, the version read."""
+
+    reads: dict[tuple[int, int], int] = field(default_factory=dict)
+    writes: dict[tuple[int, int], int] = field(default_factory=dict)
+    versions: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
-def _number_events(
-    priced: PricedStages, ticks: Mapping[Task, int]
-) -> tuple[Events, Events, Events]:
-    """By (stage, micro-batch): updates made at its read, at its write, own updates at its read."""
-    reads: Events = {}
-    writes: Events = {}
-    stamps: Events = {}
-    own: dict[int, int] = defaultdict(int)
+def _number_events(priced: PricedStages, schedule: Schedule, policy: WeightPolicy) -> _Events:
+    """Walk through the ticks, stage by stage, and count updates."""
+    events = _Events()
     updates = 0
+    replaced: dict[int, list[int]] = {stage: [] for stage in range(len(priced.stages))}
+    waiting: dict[int, list[int]] = {stage: [] for stage in range(len(priced.stages))}
+    ticks = time_schedule(priced, schedule)
     for task in sorted(ticks, key=lambda task: (ticks[task], task.stage)):
-        place = (task.stage, task.micro_batch)
-        if not priced.stages[task.stage].needs_backward:
+        stage, m = task.stage, task.micro_batch
+        if not priced.stages[stage].needs_backward:
             continue
         if task.kind == "F":
-            reads[place], stamps[place] = updates, own[task.stage]
+            current = len(replaced[stage])
+            version = read_forward(policy, stage, m, stamp=current).version
+            events.versions[stage, m] = version
+            events.reads[stage, m] = updates if version == current else replaced[stage][version]
         elif task.kind in ("B", "W"):
-            writes[place] = updates
-            updates += 1
-            own[task.stage] += 1
-    return reads, writes, stamps
+            waiting[stage].append(m)
+            if len(waiting[stage]) == policy.accumulate:
+                events.writes |= {(stage, each): updates for each in waiting[stage]}
+                waiting[stage].clear()
+                replaced[stage].append(updates)
+                updates += 1
+    return events

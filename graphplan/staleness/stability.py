@@ -64,19 +64,19 @@ def _bisect(low: float, high: float, lag: int, distance: int) -> float:
 
 def policy_limit(policy: WeightPolicy) -> float:
     """The limit of lr L of the stage that tolerates least."""
+    return min(stage_limit(policy, stage) for stage in range(len(policy.warmups)))
+
+
+def stage_limit(policy: WeightPolicy, stage: int) -> float:
+    """The limit of lr L of one stage alone."""
     if policy.is_synchronous:
         return delayed_limit(0)
     if policy.name == "2bw":
         return delayed_limit(1)
-    limits = []
-    for stage, warmup in enumerate(policy.warmups):
-        lag = -(-warmup // policy.accumulate)
-        if policy.name == "vertical-sync":
-            limits.append(delayed_limit(-(-max(policy.warmups) // policy.accumulate)))
-        elif policy.name in ("predict", "spectrain2"):
-            limits.append(predicted_limit(lag, lag))
-        elif policy.name == "spectrain1":
-            limits.append(predicted_limit(lag, lag + half_depth(policy, stage)))
-        else:
-            limits.append(delayed_limit(lag))
-    return min(limits)
+    warmup = max(policy.warmups) if policy.name == "vertical-sync" else policy.warmups[stage]
+    lag = -(-warmup // policy.accumulate)
+    if policy.name in ("predict", "spectrain2"):
+        return predicted_limit(lag, lag)
+    if policy.name == "spectrain1":
+        return predicted_limit(lag, lag + half_depth(policy, stage))
+    return delayed_limit(lag)
