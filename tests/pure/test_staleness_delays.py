@@ -155,7 +155,7 @@ def test_limits_part_decay_from_growth(lag: int, distance: int) -> None:
 def test_policies_have_the_limit_of_their_worst_stage() -> None:
     """Of a chain of three: prediction lowers the limit of the delay, 2bw has delay one."""
     limits = {
-        name: policy_limit(WeightPolicy(name=name, warmups=(2, 1, 0), accumulate=1))  # type: ignore[arg-type]
+        name: policy_limit(WeightPolicy(name=name, warmups=(2, 1, 0), accumulate=1))
         for name in ("flush", "naive", "stash", "vertical-sync", "2bw", "predict", "spectrain1")
     }
     assert limits["flush"] == 2.0
