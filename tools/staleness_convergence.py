@@ -2,12 +2,12 @@
 
     python tools/staleness_convergence.py --json docs/images/staleness_convergence.json
 
-A CNN, an LSTM classifier and a translation model of four stages each are trained for ten epochs with
-SGD-momentum, Adam and AdamW under every policy, by replaying the pipeline's schedule in one process.
-Every method gets its own learning rate (`staleness_tuning`); `flush` with one micro-batch a batch is
-the control without staleness. 2bw needs four micro-batches an update, so that its control is `flush`
-with four. The figure of merit is the loss on all training samples after the last update. Rows that
-the file already holds are kept.
+A CNN, an LSTM classifier and a translation model of four stages each are trained for ten epochs
+with SGD-momentum, Adam and AdamW under every policy, by replaying the pipeline's schedule in one
+process. Every method gets its own learning rate (`staleness_tuning`); `flush` with one micro-batch
+a batch is the control without staleness. 2bw gets four micro-batches an update, so that its control
+is `flush` with four. The figure of merit is the loss on all training samples after the last update.
+Rows that the file already holds are kept.
 """
 
 from __future__ import annotations

@@ -63,9 +63,7 @@ class Task:
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of every run: logits [runs, rows, classes], labels [runs, rows]."""
-    each = functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), reduction="none"
-    )
+    each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     return each.view(labels.shape).mean(1)
 
 
@@ -80,7 +78,9 @@ def convolve(images: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
 
 def pool(images: Tensor) -> Tensor:
     """2x2 max pooling."""
-    return functional.max_pool2d(images.flatten(0, 1), 2).unflatten(0, images.shape[:2])
+    runs, batch, channels, side, _ = images.shape
+    pooled = functional.max_pool2d(images.flatten(0, 1), 2)
+    return pooled.view(runs, batch, channels, side // 2, side // 2)
 
 
 def make_cnn() -> Task:
@@ -141,7 +141,7 @@ def make_lstm() -> Task:
     def run(stage: int, p: Views, inputs: tuple[Tensor, ...], chosen: Tensor) -> Tensor:
         if stage == 0:
             rows = letters[chosen].flatten(1, 2)
-            return apply_linear(rows, p("w"), p("b")).unflatten(1, (-1, steps))
+            return apply_linear(rows, p("w"), p("b")).view(*chosen.shape, steps, hidden)
         if stage in (1, 2):
             return run_lstm(inputs[0], p, hidden)
         return mean_loss(apply_linear(inputs[0][:, :, -1], p("w"), p("b")), labels[chosen])
@@ -163,7 +163,8 @@ def attend(queries: Tensor, memory: Tensor, p: Views, *, causal: bool) -> Tensor
     if causal:
         ahead = torch.ones(steps, steps, dtype=torch.bool).triu(1)
         scores = scores.masked_fill(ahead, -1e9)
-    return queries + scores.softmax(-1) @ value
+    mixed: Tensor = scores.softmax(-1) @ value
+    return queries + mixed
 
 
 def normalize(values: Tensor) -> Tensor:
@@ -190,7 +191,8 @@ def make_translation() -> Task:
     shown = torch.cat([functional.one_hot(given, symbols + 1).float(), places], dim=-1)
 
     def embed(rows: Tensor, p: Views) -> Tensor:
-        return apply_linear(rows.flatten(1, 2), p("w"), p("b")).unflatten(1, (-1, steps))
+        found = apply_linear(rows.flatten(1, 2), p("w"), p("b"))
+        return found.view(*rows.shape[:3], width)
 
     def run(stage: int, p: Views, inputs: tuple[Tensor, ...], chosen: Tensor) -> Tensor:
         if stage == 0:

@@ -1,9 +1,10 @@
 """Staged torch models for replays: many runs at once, and backwards that may use other weights.
 
-The weights of a stage are one tensor [runs, parameters]; a run is one seed at one learning rate, and
-all runs go through every operation together. Layers take their parameters as views of that tensor.
-Where F saved such a view for the backward, B gets the same view of the weights that the policy
-reads there: activations are F's, weights are B's, as in a runtime that updates weights in place.
+The weights of a stage are one tensor [runs, parameters]; a run is one seed at one learning rate,
+and all runs go through every operation together. Layers take their parameters as views of that
+tensor. Where F saved such a view for the backward, B gets the same view of the weights that the
+policy reads there: activations are F's, weights are B's, as in a runtime that updates weights in
+place.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Saved:
 class StagedModel:
     """A chain of stages for `replay_schedule`.
 
-    `run_stage(stage, views, inputs, micro_batch)` computes a stage; the last one returns the loss of
-    every run. Losses are noted by micro-batch.
+    `run_stage(stage, views, inputs, micro_batch)` computes a stage; the last one returns the loss
+    of every run. Losses are noted by micro-batch.
     """
 
     layouts: Sequence[StageLayout]

@@ -73,9 +73,7 @@ def _try_rates(measure: Measure, rates: Sequence[float]) -> dict[float, float]:
     losses = _make_finite(
         measure([rate for rate in rates for _ in TUNING_SEEDS], [*TUNING_SEEDS] * len(rates))
     )
-    return {
-        rate: sum(losses[i * count : (i + 1) * count]) / count for i, rate in enumerate(rates)
-    }
+    return {rate: sum(losses[i * count : (i + 1) * count]) / count for i, rate in enumerate(rates)}
 
 
 def _make_finite(losses: Sequence[float]) -> list[float]:
