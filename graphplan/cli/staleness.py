@@ -33,6 +33,7 @@ DEFAULT_POLICY: PolicyName = "stash"
 @click.option("--gradient", default=1.0, show_default=True, help="G, the gradient's size.")
 @click.option("--descent", default=1.0, show_default=True, help="f0 - f*, the loss to descend.")
 @click.option("--steps", default=10_000, show_default=True, help="K, in block updates.")
+@click.option("--momentum", default=0.0, show_default=True, help="Of the stable learning rates.")
 @click.option("--svg", metavar="FILE", help="Write a vector figure.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -45,6 +46,7 @@ def command(
     gradient: float,
     descent: float,
     steps: int,
+    momentum: float,
     svg: str | None,
     as_json: bool,
 ) -> None:
@@ -68,7 +70,9 @@ def command(
         )
     if lr is not None and lr <= 0:
         raise InvalidOption(f"--lr is {lr:g}.", remedy="Give a positive one, such as 0.01.")
-    setting = Setting(curvature=curvature, gradient=gradient, descent=descent, num_steps=steps)
+    setting = Setting(
+        curvature=curvature, gradient=gradient, descent=descent, num_steps=steps, momentum=momentum
+    )
     given = read_noun(plan, Plan) if plan else None
     name = choose_policy(policy, given)
     order = order_stages(given, stages or 0, name, accumulate)

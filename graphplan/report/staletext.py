@@ -55,6 +55,7 @@ def describe_setting(found: Staleness) -> str:
         f"Bound on the mean squared gradient over {setting.num_steps:,} block updates, with"
         f" L = {setting.curvature:g}, G = {setting.gradient:g}, f0 - f* = {setting.descent:g}."
         " Graph and chain: messages take no time."
+        f" Stable learning rates: momentum {setting.momentum:g}, curvature L."
     )
 
 

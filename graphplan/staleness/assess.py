@@ -12,7 +12,7 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.staleness.bounds import BoundTerms, Setting, bound_terms, chain_delay, graph_delay
 from graphplan.staleness.delays import Delays, StageDelay, measure_delays
-from graphplan.staleness.stability import delayed_limit, policy_limit, stage_limit
+from graphplan.staleness.stability import policy_limit, predicted_limit, stage_limit
 
 
 class StageStaleness(Noun, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def assess_staleness(
         stages=_describe_stages(order.priced, order.policy, delays, setting),
         largest_delay=delays.largest,
         mean_delay=delays.mean,
-        largest_rate=policy_limit(order.policy) / setting.curvature,
+        largest_rate=find_rate(order.policy, setting),
         bound=bound_terms(num, delays.largest, setting, rate=rate),
         policies=tuple(compare_policies(order.policy, setting)),
         graph=describe_shape(
@@ -127,7 +127,7 @@ def describe_shape(
         largest_delay=delays.largest,
         mean_delay=delays.mean,
         expected_delay=graph_delay(num_stages, depth),
-        largest_rate=delayed_limit(depth - 1) / setting.curvature,
+        largest_rate=predicted_limit(depth - 1, 0, setting.momentum) / setting.curvature,
         bound=bound_terms(num_stages, delays.largest, setting, rate=rate),
     )
 
@@ -147,7 +147,7 @@ def _describe_stages(
             warmup=policy.warmups[stage],
             versions=policy.num_versions(stage) if stage in delay_by_stage else 1,
             delay=delay_by_stage.get(stage),
-            largest_rate=stage_limit(policy, stage) / setting.curvature,
+            largest_rate=stage_limit(policy, stage, momentum=setting.momentum) / setting.curvature,
         )
         for stage in range(len(priced.stages))
     )
@@ -166,10 +166,15 @@ def compare_policies(policy: WeightPolicy, setting: Setting) -> list[PolicyStale
                 policy=name,
                 staleness=count_staleness(each),
                 versions=max(each.num_versions(stage) for stage in range(len(each.warmups))),
-                largest_rate=policy_limit(each) / setting.curvature,
+                largest_rate=find_rate(each, setting),
             )
         )
     return rows
+
+
+def find_rate(policy: WeightPolicy, setting: Setting) -> float:
+    """The largest stable learning rate of a policy."""
+    return policy_limit(policy, momentum=setting.momentum) / setting.curvature
 
 
 def count_staleness(policy: WeightPolicy) -> int:

@@ -19,7 +19,7 @@ from graphplan.nouns.base import Noun
 
 
 class Setting(Noun, frozen=True, kw_only=True):
-    """The constants of the bound; the defaults make its terms comparable between graphs."""
+    """The constants of bound and limits; the defaults make its terms comparable between graphs."""
 
     descent: float = 1.0
     """f0 - f*."""
@@ -29,8 +29,15 @@ class Setting(Noun, frozen=True, kw_only=True):
     """G."""
     num_steps: int = 10_000
     """K, in block updates."""
+    momentum: float = 0.0
+    """Of the stable learning rates; the bound is proved for plain SGD."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InvalidOption(
+                f"A momentum of {self.momentum:g} is not between 0 and 1.",
+                remedy="Give one such as 0.9.",
+            )
         if min(self.descent, self.curvature, self.gradient) <= 0 or self.num_steps < 1:
             raise InvalidOption(
                 "The constants of the bound must be positive.",

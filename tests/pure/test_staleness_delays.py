@@ -141,15 +141,24 @@ def test_stable_rates_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("lag", range(6))
 @pytest.mark.parametrize("distance", range(6))
-def test_limits_part_decay_from_growth(lag: int, distance: int) -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_limits_part_decay_from_growth(lag: int, distance: int, momentum: float) -> None:
     """The largest root lies inside the unit circle just below the limit, outside just above."""
-    limit = predicted_limit(lag, distance)
+    limit = predicted_limit(lag, distance, momentum)
     for factor, stable in ((0.5, True), (0.999, True), (1.001, False)):
         polynomial = np.zeros(lag + 3)
-        polynomial[:2] = 1, -1
+        polynomial[0] += 1
+        polynomial[1] -= 1 + momentum
+        polynomial[2] += momentum
         polynomial[-2] += factor * limit * (1 + distance)
         polynomial[-1] -= factor * limit * distance
         assert bool(np.abs(np.roots(polynomial)).max() < 1) == stable
+
+
+def test_prediction_pays_with_momentum_only() -> None:
+    """At three updates of delay it lowers the limit of plain SGD and doubles that of 0.9."""
+    gains = [predicted_limit(3, 3, b) / predicted_limit(3, 0, b) for b in (0.0, 0.5, 0.9, 0.99)]
+    assert gains == pytest.approx([0.597, 0.817, 2.077, 7.50], rel=0.01)
 
 
 def test_policies_have_the_limit_of_their_worst_stage() -> None:
