@@ -120,13 +120,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--task", choices=sorted(TASKS), action="append")
+    parser.add_argument("--optimizer", choices=sorted(GRIDS), action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
     done = {(row["task"], row["optimizer"], row["method"]) for row in rows}
     for name in options.task or TASKS:
         task = TASKS[name]()
-        for optimizer in GRIDS:
+        for optimizer in options.optimizer or GRIDS:
             for method in METHODS:
                 if (name, optimizer, method) in done:
                     continue
