@@ -38,8 +38,8 @@ def _list_parts(found: Staleness) -> Iterator[RenderableType]:
 def describe_policy(found: Staleness) -> str:
     """Which policy the figures are for, and why."""
     every = found.policy.accumulate
-    plural = "" if found.num_stages == 1 else "s"
-    text = f"{found.num_stages} stage{plural}, depth {found.graph.depth}, policy {found.policy.name}"
+    stages = "1 stage" if found.num_stages == 1 else f"{found.num_stages} stages"
+    text = f"{stages}, depth {found.graph.depth}, policy {found.policy.name}"
     text += f", an update every {every} micro-batches" if every > 1 else ""
     if found.plan_policy != found.policy.name:
         text += (
