@@ -16,6 +16,7 @@ from graphplan.nouns.plan import Plan
 from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.timeline import Timeline
 from graphplan.report.figures import Figures
+from graphplan.staleness.assess import Staleness
 
 NOUN_BY_NAME: dict[str, type[Noun]] = {
     "graph": OpGraph,
@@ -26,8 +27,10 @@ NOUN_BY_NAME: dict[str, type[Noun]] = {
     "costset": CostSet,
     "learned": LearnedCosts,
     "figures": Figures,
+    "staleness": Staleness,
 }
-"""What has a schema; `figures` is what `search --json` and `show --json` print."""
+"""What has a schema; `figures` is what `search --json` and `show --json` print, `staleness` what
+`staleness --json` does."""
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "export": "Write a plan for another runtime.",
     "run": "Train a model under a plan, on this machine or under torchrun.",
     "compare-run": "Predicted against measured, by stage and task kind.",
+    "staleness": "Weight versions, delays and stable learning rates of a plan.",
     "schema": "Print the JSON Schema of every file.",
 }
 """Sub-commands with their one-line help. `name` lives in `graphplan/cli/<name>.py` as `command`."""
