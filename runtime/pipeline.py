@@ -268,11 +268,13 @@ class Pipeline:
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint; all ranks must call it. Returns where it is.
 
-        Batches in flight are part of it; where that is not possible, because stages share devices
-        or inputs change their shapes, they end before.
+        Batches in flight are part of it, and the run goes on as if it had not been saved. Where
+        that is not possible they end before: when stages share devices, inputs change their shapes,
+        or updates of one stage wait for others (tied weights, clipping, loss scaling).
         """
         if self.flight is not None:
-            if not (self.flight.stream.is_even and self.variants.is_single):
+            is_steady = self.flight.stream.is_even and self.variants.is_single
+            if not is_steady or self.updater.meets:
                 self.flight.told.extend(self.drain())
             self.flight.settle()
         scale = self.updater.loss_scale

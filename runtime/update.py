@@ -73,6 +73,11 @@ class Updater:
         self.waits = clip_norm is not None or self.loss_scale.dynamic
         check_shared(self.policy, holdings, waits=self.waits)
 
+    @property
+    def meets(self) -> bool:
+        """Whether updates of one stage wait for those of others."""
+        return self.waits or bool(self.holdings.tied)
+
     def reduce(self, stage: int) -> None:
         """Task R; a stage on one device has one for its tied weights, which wait for the end."""
         group = tuple(sorted(self.holdings.stages.stages[stage].devices))

@@ -1,0 +1,133 @@
+"""Weight policies in the steady state: emulated ranks against the ideal period and 1F1B-flush.
+
+    python tools/bench_policies.py              # 4 ranks, batches of 64 and of 8 micro-batches
+    python tools/bench_policies.py --json FILE
+
+Real processes and messages, waits in place of compute. The ideal period is the work of the busiest
+device for one micro-batch, its share of the update included; the predicted ratio is flush's
+simulated step over the policy's simulated steady step. Every figure is rank 0's median step without
+the first two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from graphplan.files import write_noun
+from graphplan.nouns.plan import Plan
+from graphplan.nouns.policy import PolicyName, WeightPolicy
+from graphplan.nouns.prices import PricedStages
+from graphplan.planner.loads import measure_period
+from graphplan.planner.streaming import predict_stream
+from graphplan.schedule.lower import lower_schedule
+from graphplan.schedule.steady import plan_steady
+from tests.pure.plans import finish_plan
+from tests.pure.strategies import chain_prices
+
+NUM_RANKS = 4
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.001
+POLICIES: tuple[PolicyName, ...] = tuple(
+    name for name in get_args(PolicyName) if not WeightPolicy(name=name).is_synchronous
+)
+
+
+def main() -> None:
+    """Measure all policies at both sizes of a batch."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--micro-batches", type=int, nargs="*", default=[64, 8])
+    parser.add_argument("--total", type=int, default=320, help="Micro-batches of a run.")
+    parser.add_argument("--json", dest="path", help="Write the figures there.")
+    arguments = parser.parse_args()
+    found = [
+        row
+        for count in arguments.micro_batches
+        for row in compare_policies(count, max(5, arguments.total // count))
+    ]
+    if arguments.path:
+        Path(arguments.path).write_text(json.dumps(found, indent=1))
+
+
+def compare_policies(count: int, steps: int) -> list[dict[str, Any]]:
+    """A row for flush and for every policy."""
+    priced = chain_prices(
+        NUM_RANKS,
+        count,
+        forward_s=FORWARD_S,
+        backward_s=BACKWARD_S,
+        update_s=UPDATE_S,
+        latency_s=5e-6,
+    )
+    print(f"{count} micro-batches a batch, {steps} batches", flush=True)
+    flush = finish_plan(priced).plan
+    rows = [measure_plan(flush, steps, flush)]
+    for name in POLICIES:
+        rows.append(measure_plan(plan_policy(flush, priced, name), steps, flush, rows[0]))
+    return rows
+
+
+def plan_policy(flush: Plan, priced: PricedStages, name: PolicyName) -> Plan:
+    """The same stages under another policy."""
+    policy, schedule = plan_steady(priced, name)
+    program = lower_schedule(priced, schedule, policy)
+    return msgspec.structs.replace(
+        flush,
+        policy=policy,
+        program=tuple(str(program).split("\n")),
+        prediction=predict_stream(priced, policy, program),
+    )
+
+
+def measure_plan(
+    plan: Plan, steps: int, flush: Plan, measured: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Emulate a plan and compare its step with prediction, ideal and flush."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        write_noun(plan, path)
+        words = ["run", str(path), "--emulate", "--steps", str(steps), "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "graphplan", *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    facts = json.loads(done.stdout)
+    count = plan.prices.num_micro_batches(0)
+    step_s = statistics.median(facts["step_s"][2:])
+    ideal_s = count * measure_period(plan.prices, count)
+    if not plan.policy.is_synchronous:
+        ideal_s = count * measure_period(plan.prices, plan.policy.accumulate)
+    row = {
+        "policy": plan.policy.name,
+        "micro_batches": count,
+        "step_s": step_s,
+        "predicted_step_s": plan.prediction.step_s,
+        "ideal_step_s": ideal_s,
+        "over_ideal": step_s / ideal_s - 1,
+        "predicted_ratio": flush.prediction.step_s / plan.prediction.step_s,
+        "ratio": (measured or {"step_s": step_s})["step_s"] / step_s,
+    }
+    print(
+        f"{row['policy']:14s} step {step_s * 1e3:8.1f} ms  predicted"
+        f" {row['predicted_step_s'] * 1e3:8.1f}  over ideal {row['over_ideal']:6.1%}  over flush"
+        f" {row['ratio']:.3f}x, predicted {row['predicted_ratio']:.3f}x",
+        flush=True,
+    )
+    return row
+
+
+if __name__ == "__main__":
+    main()
