@@ -52,7 +52,7 @@ from graphplan.workloads import MaxLoadWorkload, ProfiledWorkload, pose_maxload,
 
 MAXLOAD_SOLVERS = ("auto", "downset", "ilp", "ilp-cbc")
 SEQUENTIAL = ":sequential"
-SCHEDULE_LIMIT_S = 0.5
+SCHEDULE_LIMIT_S = 0.25
 """Time for the order of the tasks of an answer, and of each of its alternatives."""
 
 
