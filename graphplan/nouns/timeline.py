@@ -92,6 +92,25 @@ class Timeline(Noun, frozen=True, kw_only=True, dict=True):
         return tuple(busy)
 
     @cached_property
+    def busy_s_by_channel(self) -> dict[str, float]:
+        """Seconds that each channel carries something."""
+        busy: dict[str, float] = {}
+        for span in self.spans:
+            if isinstance(span.place, str):
+                busy[span.place] = busy.get(span.place, 0.0) + span.end_s - span.start_s
+        return busy
+
+    @cached_property
+    def path_s_by_name(self) -> dict[str, float]:
+        """Seconds of each instruction of the critical path: of the slowest replica, if several."""
+        seconds: dict[str, float] = {}
+        wanted = set(self.critical_path)
+        for span in self.spans:
+            if span.name in wanted:
+                seconds[span.name] = max(seconds.get(span.name, 0.0), span.end_s - span.start_s)
+        return {name: seconds[name] for name in self.critical_path if name in seconds}
+
+    @cached_property
     def bubble_by_device(self) -> tuple[float, ...]:
         """Idle share of each device."""
         total = self.makespan_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphplan.nouns.base import Noun
+from graphplan.nouns.task import Task, parse_instruction
 from graphplan.nouns.timeline import Timeline
 from graphplan.report.spans import KIND_NAMES, Bar, Rows
 
@@ -51,11 +52,8 @@ def measure_usage(timeline: Timeline, rows: Rows) -> Usage:
     return Usage(
         makespan_s=total_s,
         devices=tuple(_use_device(d, bars, total_s) for d, bars in enumerate(rows.devices)),
-        occupied_s_by_channel={
-            name: sum(bar.end_s - bar.start_s for bar in bars)
-            for name, bars in rows.channels.items()
-        },
-        path=_share_path(timeline, rows),
+        occupied_s_by_channel={name: timeline.busy_s_by_channel[name] for name in rows.channels},
+        path=_share_path(timeline),
     )
 
 
@@ -74,22 +72,15 @@ def _use_device(device: int, bars: Sequence[Bar], makespan_s: float) -> DeviceUs
     )
 
 
-def _share_path(timeline: Timeline, rows: Rows) -> tuple[PathShare, ...]:
+def _share_path(timeline: Timeline) -> tuple[PathShare, ...]:
     """Seconds of the critical path by stage; what no span covers is latency and waiting."""
     if not timeline.critical_path:
         return ()
-    wanted = set(timeline.critical_path)
-    bars: dict[str, Bar] = {}
-    for row in (*rows.devices, *rows.channels.values()):
-        for bar in row:
-            if (name := bar.name) in wanted:
-                known = bars.get(name)
-                if known is None or bar.end_s - bar.start_s > known.end_s - known.start_s:
-                    bars[name] = bar
     seconds_by_stage: dict[int | None, float] = {}
-    for bar in bars.values():
-        key = bar.stage if bar.source is None else None
-        seconds_by_stage[key] = seconds_by_stage.get(key, 0.0) + bar.end_s - bar.start_s
+    for name, seconds in timeline.path_s_by_name.items():
+        each = parse_instruction(name)
+        key = each.stage if isinstance(each, Task) else None
+        seconds_by_stage[key] = seconds_by_stage.get(key, 0.0) + seconds
     shares = [
         PathShare(
             what="transfers" if stage is None else f"stage {stage}", stage=stage, seconds=seconds

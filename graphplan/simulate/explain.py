@@ -8,7 +8,7 @@ from typing import Literal
 from graphplan.nouns.base import Noun
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.task import Task, parse_instruction
-from graphplan.nouns.timeline import Span, Timeline
+from graphplan.nouns.timeline import Timeline
 
 CROWDED = 0.9
 """Share of a device's memory, or of a channel's time, from which on it is worth a word."""
@@ -40,18 +40,17 @@ def _is_overfull(finding: Finding) -> bool:
 
 def _judge_path(timeline: Timeline) -> list[Finding]:
     """The stage, the transfers and the updates that fill the critical path."""
-    seconds = _measure_names(timeline.spans, set(timeline.critical_path))
     compute: dict[int, float] = defaultdict(float)
     update: dict[int, float] = defaultdict(float)
     transfer: dict[str, float] = defaultdict(float)
-    for name in timeline.critical_path:
+    for name, seconds in timeline.path_s_by_name.items():
         each = parse_instruction(name)
         if not isinstance(each, Task):
-            transfer[f"{each.src}>{each.dst}"] += seconds[name]
+            transfer[f"{each.src}>{each.dst}"] += seconds
         elif each.kind in ("R", "U"):
-            update[each.stage] += seconds[name]
+            update[each.stage] += seconds
         else:
-            compute[each.stage] += seconds[name]
+            compute[each.stage] += seconds
     total = timeline.makespan_s
     found = []
     if compute:
@@ -94,15 +93,6 @@ def _judge_path(timeline: Timeline) -> list[Finding]:
     return found
 
 
-def _measure_names(spans: tuple[Span, ...], names: set[str]) -> dict[str, float]:
-    """Seconds of the longest span of each name."""
-    seconds = dict.fromkeys(names, 0.0)
-    for span in spans:
-        if span.name in seconds:
-            seconds[span.name] = max(seconds[span.name], span.end_s - span.start_s)
-    return seconds
-
-
 def _judge_bubble(timeline: Timeline) -> list[Finding]:
     shares = timeline.bubble_by_device
     idle = max(range(len(shares)), key=shares.__getitem__)
@@ -119,10 +109,6 @@ def _judge_bubble(timeline: Timeline) -> list[Finding]:
 
 
 def _judge_channels(timeline: Timeline) -> list[Finding]:
-    busy: dict[str, float] = defaultdict(float)
-    for span in timeline.spans:
-        if isinstance(span.place, str):
-            busy[span.place] += span.end_s - span.start_s
     total = timeline.makespan_s
     return [
         Finding(
@@ -132,7 +118,7 @@ def _judge_channels(timeline: Timeline) -> list[Finding]:
             message=f"Channel {channel} is busy for {seconds:.4g} of {total:.4g} s.",
             remedy="Send less through it: move a cut, or place neighbouring stages together.",
         )
-        for channel, seconds in sorted(busy.items())
+        for channel, seconds in sorted(timeline.busy_s_by_channel.items())
         if seconds >= CROWDED * total
     ]
 
