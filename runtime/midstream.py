@@ -21,7 +21,7 @@ from graphplan.nouns.plan import Plan
 from graphplan_runtime.executor import StepState
 from graphplan_runtime.flightnote import FlightNote
 from graphplan_runtime.letters import Letters
-from graphplan_runtime.predicted import Naive, Predict, SpecTrain2
+from graphplan_runtime.predicted import Predict, SpecTrain2
 
 if TYPE_CHECKING:
     from graphplan_runtime.pipeline import Pipeline
@@ -80,7 +80,7 @@ def _list_own(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"gradient/{name}", weight.grad
     for s, runner in pipeline.runners.items():
         for i in runner.in_flight:
-            for name, tensor in runner.store(i, with_graph=_forgets(pipeline, s)):
+            for name, tensor in runner.store(i, with_graph=pipeline.plan.policy.forgets):
                 yield f"micro-batch/{s}/{i}/{name}", tensor
     pipeline.flight.run_receives(pipeline.flight.stream.list_unreceived())
     for batch, aloft in pipeline.flight.batches.items():
@@ -88,11 +88,6 @@ def _list_own(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:
             for slot, letter in enumerate(letters.wait()):
                 if letter is not None:
                     yield f"letter/{batch}/{box}/{len(letters.tensors)}/{slot}", letter
-
-
-def _forgets(pipeline: Pipeline, stage: int) -> bool:
-    """Whether the weights of a forward are gone when its backward comes."""
-    return isinstance(pipeline.versions[stage], (Naive, Predict))
 
 
 def _list_states(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:

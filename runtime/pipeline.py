@@ -37,7 +37,7 @@ from graphplan_runtime.midstream import (
     store_flight,
 )
 from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
-from graphplan_runtime.policies import make_versions
+from graphplan_runtime.policies import check_training, make_versions
 from graphplan_runtime.randomness import kept_generators
 from graphplan_runtime.resolve import SENDS_KEPT, Rank
 from graphplan_runtime.scaling import LossScale
@@ -92,6 +92,7 @@ class Pipeline:
             captured = _capture(module, inputs, loss)
             recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
         check_model(plan, captured)
+        check_training(plan)
         self.plan = plan
         self.captured = captured
         self.seed = seed

@@ -133,7 +133,9 @@ class Stream:
         if source not in self._walks:
             self._walks[source] = self._walk(self._lines[source])
         done = self._num_walked.get(source, 0)
-        steps = list(itertools.islice(self._walks[source], max(0, num_walked - done)))
+        walked = itertools.islice(self._walks[source], max(0, num_walked - done))
+        # In a drain the sender leaves out what batches that do not come would bring.
+        steps = [step for step in walked if step.batch < self.num_fed]
         self._num_walked[source] = max(done, num_walked)
         self._posted.update(steps)
         return steps

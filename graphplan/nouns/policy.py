@@ -45,6 +45,11 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
         return self.name in ("flush", "local")
 
     @property
+    def forgets(self) -> bool:
+        """Whether the backward uses other weights than the forward, which are gone by then."""
+        return self.name in ("naive", "predict", "spectrain1")
+
+    @property
     def most_stale(self) -> int:
         """The most updates that happen between a micro-batch's forward and its own update."""
         if self.is_synchronous:

@@ -85,8 +85,14 @@ SETUPS: dict[str, tuple[Setup, Forward]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("policy", ["stash", "vertical-sync", "2bw"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((name, "stash") for name in SETUPS),
+        *((name, "2bw") for name in ("chain", "skips", "tied", "clipped", "uneven rows")),
+        *((name, "vertical-sync") for name in ("chain", "towers", "small batches")),
+    ],
+)
 def test_stashed_weights(crew: Crew, name: str, policy: Any) -> None:
     """Losses and weights are those of one process that keeps all old versions."""
     setup, forward = SETUPS[name]
@@ -172,8 +178,21 @@ STREAMING: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize("policy", STREAMING)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *(("chain", policy) for policy in STREAMING),
+        ("accumulated", "predict"),
+        ("accumulated", "vertical-sync"),
+        ("dropout", "naive"),
+        ("dropout", "stash"),
+        ("recomputed", "predict"),
+        ("small batches", "spectrain1"),
+        ("small batches", "stash"),
+        ("tied", "2bw"),
+        ("tied", "predict"),
+    ],
+)
 def test_resume_in_mid_stream(crew: Crew, tmp_path: Path, name: str, policy: Any) -> None:
     """A resumed run goes on to the last bit as the one that never ended, and as one not saved.
 

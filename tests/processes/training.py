@@ -101,6 +101,8 @@ def make_optimizer(setup: Setup, parameters: Any) -> torch.optim.Optimizer:
     """The optimizer of a case."""
     if setup.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+    if setup.optimizer == "plain":
+        return torch.optim.SGD(parameters, lr=0.05)
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
