@@ -7,14 +7,16 @@
 `models` captures examples/mmt.py, dlrm.py and candle_uno.py and estimates them on the Summit
 cluster; the batch grows with the GPUs. `step_s` is simulated with the true dependencies and our
 schedules; `sequential_s` is the same plan when every stage also waits for the one before it;
-`published_s` is the planner's best plan with such dependencies under 1F1B, as the published
-sequential planners run. The `over_` columns divide the best of `chain` and `downset` by `step_s`.
+`published_s` is what a sequential planner does as published: the least bottleneck, run in
+1F1B with such dependencies. `over_` columns divide the best of `chain` and `downset` by `step_s`.
 `branches` and `scale` use synthetic models (tools/synthetic.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import math
 import resource
@@ -25,12 +27,12 @@ from typing import Any
 
 from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
-from graphplan.errors import GraphplanError, InvalidOption, NoFeasiblePlan
+from graphplan.errors import GraphplanError
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.planner.evaluate import make_confirmer, make_evaluator
+from graphplan.planner.evaluate import evaluate_stages, make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import schedule_best
@@ -96,8 +98,10 @@ def run_branches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The same 32 transformer layers in more and more branches, on 32 GPUs."""
     for branches in args.branches:
         recipe = describe_mmt(branches=branches, layers=32 // branches)
-        problem = pose_recipe(recipe, find_cluster("summit", gpus=32), batch_size=256)
-        yield from compare({"branches": branches, "gpus": 32}, problem, args.time_limit)
+        batch_size = 256 // args.shrink
+        problem = pose_recipe(recipe, find_cluster("summit", gpus=32), batch_size=batch_size)
+        point = {"branches": branches, "gpus": 32, "batch_size": batch_size}
+        yield from compare(point, problem, args.time_limit)
 
 
 def compare(
@@ -109,8 +113,8 @@ def compare(
     for row in rows:
         if row["step_s"] is not None and plans:
             for name in ("published", "sequential", "step"):
-                best_s = min(plan[f"{name}_s"] for plan in plans)
-                row[f"over_{name}"] = best_s / row["step_s"]
+                found = [plan[f"{name}_s"] for plan in plans if plan[f"{name}_s"] is not None]
+                row[f"over_{name}"] = min(found) / row["step_s"] if found else None
         yield row
 
 
@@ -129,6 +133,8 @@ def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any
     row["seconds"] = time.perf_counter() - started
     row["cpu_seconds"] = time.process_time() - cpu
     row |= simulate(cost, answer)
+    if solver in SEQUENTIAL:
+        row["published_s"] = plan_as_published(problem, solver, time_limit_s)
     row["samples_per_s"] = problem.training.batch_size / row["step_s"]
     row["stages"] = len(answer.stages.stages)
     row["depth"] = max(answer.stages.heights) + 1
@@ -145,17 +151,44 @@ def simulate(cost: CostModel, answer: Answer) -> dict[str, float]:
         "bound_s": answer.bound.step_s,
         "step_s": ready.prediction.step_s,
         "sequential_s": simulate_sequentially(ready.priced, "auto"),
-        "published_s": min(simulate_published(cost, stages) for stages in graphs),
     }
 
 
-def simulate_published(cost: CostModel, stages: StageGraph) -> float:
-    """Step seconds as the published sequential planners run: 1F1B, every stage after the one before
-    it; infinity where stages share devices or memory does not suffice."""
-    try:
-        return simulate_sequentially(cost.price_stages(stages), "1f1b")
-    except (InvalidOption, NoFeasiblePlan):
+def plan_as_published(problem: Problem, solver: str, time_limit_s: float) -> float | None:
+    """Step seconds of a sequential planner as published: the least bottleneck for every micro-batch
+    size, run in 1F1B with every stage after the one before it; the best size counts."""
+    steps = []
+    for size in problem.micro_batch_sizes:
+        only = dataclasses.replace(problem, micro_batch_sizes=(size,))
+        cost = CostModel(only)
+        request = Request(
+            evaluate=functools.partial(measure_bottleneck, cost), time_limit_s=time_limit_s
+        )
+        try:
+            answer = solve_problem(only, solver, request)
+            steps.append(simulate_sequentially(cost.price_stages(answer.stages), "1f1b"))
+        except GraphplanError:
+            continue
+    return min(steps, default=None)
+
+
+def measure_bottleneck(cost: CostModel, stages: StageGraph) -> float:
+    """Seconds of a batch on the busiest stage or transfer, warm-up and drain left out; infinity
+    where 1F1B does not fit."""
+    if evaluate_stages(cost, stages, objective="memory") == math.inf:
         return math.inf
+    priced = cost.price_stages(stages)
+    busy = [
+        price.reduce_s
+        + price.update_s
+        + priced.num_micro_batches(s) * (price.forward_s + price.backward_s)
+        for s, price in enumerate(priced.stages)
+    ]
+    busy += [
+        priced.num_micro_batches(each.src) * sum(message.seconds for message in each.messages)
+        for each in priced.transfers
+    ]
+    return max(busy)
 
 
 def run_scale(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
