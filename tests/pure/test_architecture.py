@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,17 @@ LEVELS = {"nouns": 0, "errors": 0, "files": 0, "cost": 1, "coarsen": 2, "capture
 LEVELS |= dict.fromkeys(PASSES, 2) | {"report": 3, "planner": 3, "export": 3, "api": 4, "cli": 4}
 
 
-def list_imports(path: Path, *, top_level_only: bool) -> set[str]:
+@cache
+def parse_file(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def list_imports(path: Path) -> frozenset[str]:
     """Modules that a file imports; imports for type checking only do not count."""
-    tree = ast.parse(path.read_text())
     found: set[str] = set()
-    waiting: list[ast.AST] = list(tree.body)
+    waiting: list[ast.AST] = list(parse_file(path).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
@@ -29,9 +36,9 @@ def list_imports(path: Path, *, top_level_only: bool) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        elif not (top_level_only and isinstance(node, ast.FunctionDef)):
+        elif not isinstance(node, ast.expr):  # which holds no import
             waiting += ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 def part_of(module: str) -> str | None:
@@ -47,7 +54,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 def test_imports_point_one_way(path: Path) -> None:
     """A file imports only its own part or lower ones; passes do not import each other."""
     own = part_of(".".join(("graphplan", *path.relative_to(ROOT).with_suffix("").parts)))
-    for module in list_imports(path, top_level_only=False):
+    for module in list_imports(path):
         other = part_of(module)
         if other in LEVELS and own in LEVELS and other != own:
             assert LEVELS[other] <= LEVELS[own], f"{own} imports {module}"
@@ -60,23 +67,22 @@ def test_torch_stays_where_it_belongs(path: Path) -> None:
     """torch is imported in the capture, the measuring and the learned model only."""
     if str(path.relative_to(ROOT)).startswith(TORCH_ALLOWED):
         return
-    for module in list_imports(path, top_level_only=False):
+    for module in list_imports(path):
         assert module.split(".")[0] not in {"torch", "torch_geometric"}, module
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_are_short_and_introduced(path: Path) -> None:
     """No file has over 400 lines, and each starts with a docstring."""
-    text = path.read_text()
-    assert text.count("\n") <= 400
-    assert ast.get_docstring(ast.parse(text))
+    assert path.read_text().count("\n") <= 400
+    assert ast.get_docstring(parse_file(path))
 
 
 def test_the_planner_does_not_know_the_runtime() -> None:
     """graphplan never imports graphplan_runtime, except to start it from the command line."""
     for path in FILES:
         if "cli" not in path.parts:
-            names = list_imports(path, top_level_only=False)
+            names = list_imports(path)
             assert not any(name.startswith("graphplan_runtime") for name in names), path
 
 
