@@ -605,7 +605,7 @@ def make_mixer(source: random.Random) -> Made:
 
 FAMILIES: dict[str, tuple[int, Callable[[random.Random], Made], tuple[int, ...]]] = {
     "transformer": (12, make_transformer, (1, 2, 3, 4, 6, 8)),
-    "cnn": (20, make_cnn, (1, 2, 3, 4, 6, 8)),
+    "cnn": (16, make_cnn, (1, 2, 3, 4, 6, 8)),
     "mlp": (9, make_mlp, (2, 8, 16, 32, 64, 128, 256)),
     "mixer": (8, make_mixer, (1, 2, 4, 8, 16)),
     "hourglass": (6, make_hourglass, (1, 2, 3, 4, 8)),

@@ -13,45 +13,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy
-from numpy.typing import NDArray
 
 from graphplan.cost.features import FAMILIES, Floats
-from graphplan.cost.lessons import FLOOR_S, Ints, Rows
+from graphplan.cost.lessons import FLOOR_S, Rows
+from graphplan.cost.trees import Tree, TreeGrower, Trees
 
-NUM_BINS = 48
-SHRINKAGE = 0.08
 CLIP = 0.5
 """Errors in log seconds beyond this count as this much."""
-LEAF_PRIOR = 3.0
-"""Units of weight that pull every leaf towards 0."""
-COLUMN_SHARE = 0.5
 KIND_PRIOR = 4.0
 """Units of weight that pull the mean of an op kind towards that of its family."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Trees:
-    """Trees of one pass: complete, nodes in breadth-first order."""
-
-    columns: NDArray[numpy.integer]
-    """[tree, inner node]: the feature to look at."""
-    cuts: NDArray[numpy.floating]
-    """[tree, inner node]: go right above this."""
-    leaves: NDArray[numpy.floating]
-    """[tree, leaf]"""
-
-    def predict(self, values: NDArray[numpy.floating]) -> Floats:
-        """The sum of all trees' answers for every row."""
-        total = numpy.zeros(len(values))
-        rows = numpy.arange(len(values))
-        depth = int(numpy.log2(self.leaves.shape[1])) if len(self.leaves) else 0
-        single = values.astype(numpy.float32)
-        for columns, cuts, leaves in zip(self.columns, self.cuts, self.leaves, strict=True):
-            node = numpy.zeros(len(values), dtype=numpy.int64)
-            for _ in range(depth):
-                node = 2 * node + 1 + (single[rows, columns[node]] > cuts[node])
-            total += leaves[node - (len(leaves) - 1)]
-        return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +69,23 @@ def fit_boost(
 ) -> Boost:
     """Boosted trees for every pass, each as long as the error on validation falls."""
     start = _fit_means(train)
-    trees = tuple(
-        _fit_pass(start, train, valid, index, seed, num_trees, depth, patience, report)
-        for index in range(train.reference_s.shape[1])
-    )
-    return dataclasses.replace(start, trees=trees)
+    wanted = _Growth(num_trees, depth, patience, report)
+    trees = []
+    for index in range(train.reference_s.shape[1]):
+        learning, checking = (_Pass(start, rows, index) for rows in (train, valid))
+        source = numpy.random.default_rng((seed, index))
+        trees.append(_fit_pass(learning, checking, wanted, source))
+    return dataclasses.replace(start, trees=tuple(trees))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Growth:
+    """How many trees of which depth, and when to stop."""
+
+    num_trees: int
+    depth: int
+    patience: int
+    report: Report | None
 
 
 def _fit_means(rows: Rows) -> Boost:
@@ -143,23 +125,13 @@ def _average(
 
 
 def _fit_pass(
-    start: Boost,
-    train: Rows,
-    valid: Rows,
-    index: int,
-    seed: int,
-    num_trees: int,
-    depth: int,
-    patience: int,
-    report: Report | None,
+    learning: _Pass, checking: _Pass, wanted: _Growth, source: numpy.random.Generator
 ) -> Trees:
     """The trees of one pass."""
-    learning, checking = (_Pass(start, rows, index) for rows in (train, valid))
-    source = numpy.random.default_rng((seed, index))
-    grower = _Grower(learning.values, depth)
-    grown: list[tuple[Ints, Floats, Floats]] = []
+    grower = TreeGrower(learning.values, wanted.depth)
+    grown: list[Tree] = []
     best, best_count = checking.error(), 0
-    while len(grown) < num_trees and len(grown) - best_count < patience:
+    while len(grown) < wanted.num_trees and len(grown) - best_count < wanted.patience:
         slope, weight = learning.find_slopes()
         tree = grower.grow(slope, weight, source)
         grown.append(tree)
@@ -167,10 +139,10 @@ def _fit_pass(
         checking.add(tree)
         if checking.error() < best - 1e-5:
             best, best_count = checking.error(), len(grown)
-        if report is not None:
-            report(len(grown), best)
+        if wanted.report is not None:
+            wanted.report(len(grown), best)
     kept = grown[:best_count]
-    inner, leaves = 2**depth - 1, 2**depth
+    inner, leaves = 2**wanted.depth - 1, 2**wanted.depth
     return Trees(
         columns=numpy.array([t[0] for t in kept], dtype=numpy.int16).reshape(-1, inner),
         cuts=numpy.array([t[1] for t in kept], dtype=numpy.float32).reshape(-1, inner),
@@ -214,77 +186,7 @@ class _Pass:
         error, share = self._compare()
         return numpy.clip(error, -CLIP, CLIP)[self._unit] * share, share
 
-    def add(self, tree: tuple[Ints, Floats, Floats]) -> None:
+    def add(self, tree: Tree) -> None:
         """Count one more tree."""
         single = Trees(tree[0][None], tree[1][None].astype(numpy.float32), tree[2][None])
         self.answer += single.predict(self.values)
-
-
-class _Grower:
-    """Grows trees on one set of rows, level by level, from histograms."""
-
-    def __init__(self, values: NDArray[numpy.float32], depth: int) -> None:
-        self._depth = depth
-        shares = numpy.linspace(0, 1, NUM_BINS + 1)[1:-1]
-        self._edges = (
-            [numpy.unique(numpy.quantile(column, shares, method="lower")) for column in values.T]
-            if len(values)
-            else []
-        )
-        self._bins = numpy.stack(
-            [
-                numpy.searchsorted(edges, column, side="left")
-                for edges, column in zip(self._edges, values.T, strict=True)
-            ],
-            axis=1,
-        )
-        self._useful = numpy.array([i for i, edges in enumerate(self._edges) if len(edges) > 1])
-
-    def grow(
-        self, slope: Floats, weight: Floats, source: numpy.random.Generator
-    ) -> tuple[Ints, Floats, Floats]:
-        """(column, cut) of every inner node and the answer of every leaf."""
-        count = max(1, int(COLUMN_SHARE * len(self._useful)))
-        chosen = source.choice(self._useful, count, replace=False)
-        bins = self._bins[:, chosen]
-        inner = 2**self._depth - 1
-        columns, cuts = numpy.zeros(inner, dtype=numpy.int64), numpy.full(inner, numpy.inf)
-        node = numpy.zeros(len(slope), dtype=numpy.int64)
-        for level in range(self._depth):
-            first, width = 2**level - 1, 2**level
-            best, place = self._find_cuts(bins, node, width, slope, weight)
-            for i in range(width):
-                column = int(chosen[best[i]])
-                columns[first + i] = column
-                edges = self._edges[column]
-                cuts[first + i] = edges[place[i]] if place[i] < len(edges) else numpy.inf
-            right = bins[numpy.arange(len(node)), best[node]] > place[node]
-            node = 2 * node + right
-        leaves = 2**self._depth
-        total = numpy.bincount(node, slope, minlength=leaves)
-        mass = numpy.bincount(node, weight, minlength=leaves)
-        return columns, cuts, -SHRINKAGE * total / (mass + LEAF_PRIOR)
-
-    @staticmethod
-    def _find_cuts(
-        bins: Ints, node: Ints, width: int, slope: Floats, weight: Floats
-    ) -> tuple[Ints, Ints]:
-        """The column and the bin after which each node of a level is cut."""
-        num_columns = bins.shape[1]
-        place = (node[:, None] * num_columns + numpy.arange(num_columns)) * NUM_BINS + bins
-        shape = (width, num_columns, NUM_BINS)
-        flat = place.ravel()
-        left_slope, left_weight = (
-            numpy.bincount(
-                flat, numpy.repeat(each, num_columns), minlength=width * num_columns * NUM_BINS
-            )
-            .reshape(shape)
-            .cumsum(2)
-            for each in (slope, weight)
-        )
-        all_slope, all_weight = left_slope[:, :1, -1:], left_weight[:, :1, -1:]
-        gain = left_slope**2 / (left_weight + LEAF_PRIOR) + (all_slope - left_slope) ** 2 / (
-            all_weight - left_weight + LEAF_PRIOR
-        )
-        best = gain.reshape(width, -1).argmax(1)
-        return best // NUM_BINS, best % NUM_BINS

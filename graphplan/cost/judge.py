@@ -28,9 +28,9 @@ Guesses = Sequence[Guess]
 
 
 def judge_part(
-    lessons: Sequence[Lesson], guesses_by_predictor: Mapping[str, Guesses], *, chosen: str
+    lessons: Sequence[Lesson], guesses_by_predictor: Mapping[str, Guesses], *, chosen: str | None
 ) -> Part:
-    """How all predictors do on a part of the data."""
+    """How all predictors do on a part of the data, and how often the chosen one's doubt holds."""
     errors = {
         name: [_find_errors(lesson, guess) for lesson, guess in zip(lessons, guesses, strict=True)]
         for name, guesses in guesses_by_predictor.items()
@@ -43,20 +43,8 @@ def judge_part(
             for name, found in errors.items()
         },
         kinds=_judge_kinds(lessons, errors),
-        within=_measure_within(lessons, guesses_by_predictor[chosen]),
+        within=_measure_within(lessons, guesses_by_predictor[chosen]) if chosen else None,
     )
-
-
-def find_op_error(lessons: Sequence[Lesson], guesses: Guesses) -> float:
-    """Mean absolute error of the logs of the units' times, by which predictors are chosen."""
-    logs = [
-        numpy.log(
-            (lesson.sum_units(guess.seconds).sum(2) + FLOOR_S)
-            / (lesson.measured_s.sum(2) + FLOOR_S)
-        )
-        for lesson, guess in zip(lessons, guesses, strict=True)
-    ]
-    return float(numpy.abs(numpy.concatenate([each.ravel() for each in logs])).mean())
 
 
 def _find_errors(lesson: Lesson, guess: Guess) -> Floats:

@@ -1,8 +1,9 @@
 """Learn: a cost model from measured tables of many models.
 
 Two predictors are trained on the same features: a graph network and boosted trees. The one with the
-smaller error on the validation models is kept, and the card says so. The roofline that both start
-from is calibrated on the training models; alone, it is what they are compared with.
+smaller error on the validation models (of ops plus of steps) is kept, and the card says so. The
+roofline that both start from is calibrated on the training models; alone, it is what they are
+compared with.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from graphplan.cost.boost import Boost, fit_boost
 from graphplan.cost.calibrate import calibrate_tables
 from graphplan.cost.estimate import estimate_table
 from graphplan.cost.features import FAMILIES, FEATURES, Floats
-from graphplan.cost.judge import Guess, find_op_error, find_unit_ratios, judge_part
+from graphplan.cost.judge import Guess, find_unit_ratios, judge_part
 from graphplan.cost.learned_network import TrainedNetwork
 from graphplan.cost.learned_train import train_network
 from graphplan.cost.lessons import Lesson, flatten_lessons, read_lesson, tabulate_seconds
@@ -195,11 +196,18 @@ def _collect(
     seconds: float,
 ) -> LearnedCosts:
     """The file: the better predictor, and a card about both."""
-    guesses = {
-        name: [_guess(each, ratio, lesson) for lesson in school.validation]
-        for name, each in predictors.items()
-    }
-    errors = {name: find_op_error(school.validation, own) for name, own in guesses.items()}
+
+    def judge(lessons: Sequence[Lesson], models: frozenset[str], chosen: str | None) -> Part:
+        told = {
+            name: [_guess(each, ratio, lesson) for lesson in lessons]
+            for name, each in predictors.items()
+        }
+        told["roofline"] = school.guess_by_roofline(models)
+        return judge_part(lessons, told, chosen=chosen)
+
+    split = school.split
+    scores = judge(school.validation, split.validation, None).score_by_predictor
+    errors = {name: scores[name].op_error + scores[name].step_error for name in predictors}
     chosen = min(errors, key=lambda name: errors[name])
     predictor = predictors[chosen]
     fence = build_fence([lesson.features for lesson in school.training])
@@ -216,26 +224,16 @@ def _collect(
             "fence.devices": fence.devices,
         }.items()
     }
-
-    def judge(lessons: Sequence[Lesson], models: frozenset[str]) -> Part:
-        told = {
-            name: [_guess(each, ratio, lesson) for lesson in lessons]
-            for name, each in predictors.items()
-        }
-        told["roofline"] = school.guess_by_roofline(models)
-        return judge_part(lessons, told, chosen=chosen)
-
-    split = school.split
     card = Card(
         date=str(datetime.date.today()),
         versions=_list_versions(),
         seed=seed,
         devices=tuple(device.name for device in school.found.devices),
         provenance=(school.found.provenance,),
-        training=judge(school.training, split.training),
-        validation=judge(school.validation, split.validation),
-        held_out=judge(school.held_out, split.held_out) if split.held_out else None,
-        why=f"mean log error on validation: network {errors['network']:.3f},"
+        training=judge(school.training, split.training, chosen),
+        validation=judge(school.validation, split.validation, chosen),
+        held_out=judge(school.held_out, split.held_out, chosen) if split.held_out else None,
+        why=f"op error plus step error on validation: network {errors['network']:.3f},"
         f" trees {errors['trees']:.3f}",
         epochs=epochs,
         training_s=round(seconds, 1),

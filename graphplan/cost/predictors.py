@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy
 
 from graphplan.cost.arrays import pack_array, unpack_array
-from graphplan.cost.boost import Boost, Trees
+from graphplan.cost.boost import Boost
 from graphplan.cost.estimate import PASSES
 from graphplan.cost.features import FEATURES, Floats, GraphFeatures
 from graphplan.cost.lessons import Ints
+from graphplan.cost.trees import Trees
 from graphplan.errors import InvalidFile
 from graphplan.nouns.learned import Array, LearnedCosts
 
