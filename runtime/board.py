@@ -32,7 +32,7 @@ class Board:
         text = msgspec.json.encode(failure).decode()
         found = self._store.compare_set(_FAILURE, "", text)
         first = msgspec.json.decode(found, type=Failure)
-        if first.kind == "consequence" and failure.kind != "consequence":
+        if failure.is_cause and not first.is_cause:
             self._store.set(_FAILURE, text)
             return failure
         return first

@@ -13,8 +13,8 @@ import msgspec
 from graphplan.errors import GraphplanError
 from graphplan.nouns.base import Noun
 
-Kind = Literal["error", "hang", "signal", "consequence"]
-_ORDER: dict[str, int] = {"error": 0, "hang": 0, "signal": 1, "consequence": 2}
+Kind = Literal["error", "hang", "signal", "consequence", "cut"]
+_ORDER: dict[str, int] = {"error": 0, "hang": 0, "signal": 1, "consequence": 2, "cut": 2}
 _LOST = ("gloo", "connection", "socket", "broken pipe", "nccl", "store", "recv", "timed out")
 
 
@@ -27,7 +27,10 @@ class NotFinite(GraphplanError):
 
 
 class Failure(Noun, frozen=True, kw_only=True):
-    """The end of one rank. A consequence is what a rank meets because another one ended."""
+    """The end of one rank. A consequence is what a rank meets because another one ended.
+
+    A rank that is cut off from the host of rank 0 does not know what happened there.
+    """
 
     rank: int
     kind: Kind
@@ -38,6 +41,11 @@ class Failure(Noun, frozen=True, kw_only=True):
     trace: str = ""
     exit_code: int = 1
     time_s: float = 0.0
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether this may explain the failures of others."""
+        return self.kind not in ("consequence", "cut")
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.place}): {self.message}\n  {self.remedy}"

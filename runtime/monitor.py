@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from graphplan.nouns.task import Instruction
 from graphplan_runtime.board import Board
-from graphplan_runtime.failures import Failure
+from graphplan_runtime.failures import Failure, Kind
 from graphplan_runtime.status import Phase, Place, Status
 
 PERIOD_S = 0.5
@@ -172,7 +172,7 @@ class Monitor:
             self.status.read(),
             f"lost contact with the store of the run, on the host of rank 0 ({why})",
             "Look at the host of rank 0 and at the network between the hosts.",
-            kind_is_consequence=True,
+            kind="cut",
         )
 
     def _fail(
@@ -183,11 +183,11 @@ class Monitor:
         remedy: str,
         *,
         trace: str = "",
-        kind_is_consequence: bool = False,
+        kind: Kind = "hang",
     ) -> Failure:
         return Failure(
             rank=rank,
-            kind="consequence" if kind_is_consequence else "hang",
+            kind=kind,
             place=place.describe(self.lines[rank]),
             message=message,
             remedy=remedy,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -25,6 +27,8 @@ from graphplan_runtime.status import Phase, Status
 
 CAUSE_WAIT_S = 4.0
 """How long a rank that meets a consequence waits for the cause to be told."""
+AGENT_WAIT_S = 2.0
+"""How long torchrun has to end by itself when its host is cut off."""
 GROUP_TIMEOUT = timedelta(hours=1)
 """The monitor ends a run that hangs long before."""
 
@@ -117,7 +121,7 @@ class Worker:
         failure = describe_error(error, rank=self.rank, place=place)
         if self.board is not None:
             try:
-                if failure.kind == "consequence":
+                if not failure.is_cause:
                     failure = self._wait_for_cause() or failure
                 failure = self.board.post_failure(failure)
             except Exception:
@@ -130,7 +134,7 @@ class Worker:
         deadline = time.monotonic() + CAUSE_WAIT_S
         while time.monotonic() < deadline:
             found = self.board.read_failure()
-            if found is not None and found.kind != "consequence":
+            if found is not None and found.is_cause:
                 return found
             time.sleep(0.1)
         return None
@@ -140,7 +144,25 @@ class Worker:
         if self.folder is None:  # Under torchrun there is nobody else to tell it.
             trace = f"\n{failure.trace}" if failure.rank == self.rank else ""
             sys.stderr.write(f"graphplan: rank {self.rank} ends because of {failure}{trace}\n")
+            sys.stderr.flush()
+            if failure.kind == "cut" and "TORCHELASTIC_RUN_ID" in os.environ:
+                end_agent(os.getppid())
         end_process(failure.exit_code or 1)
+
+
+def end_agent(agent: int) -> None:
+    """End torchrun on a host that is cut off.
+
+    It waits for its rendezvous on the lost host, without a limit of time, and would not even see
+    that its ranks have ended.
+    """
+    with contextlib.suppress(OSError):
+        os.kill(agent, signal.SIGTERM)
+        deadline = time.monotonic() + AGENT_WAIT_S
+        while os.getppid() == agent and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if os.getppid() == agent:
+            os.kill(agent, signal.SIGKILL)
 
 
 def choose_device(options: RunOptions) -> torch.device:

@@ -58,9 +58,13 @@ def compare_with_torch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             parts = [json.loads(p.read_text()) for p in sorted(Path(folder).glob("*.json"))]
         row: dict[str, Any] = {"case": name}
         for key in ("step_ms", "cpu_us"):
-            for side in ("torch", "ours"):
-                row[f"{side} {key}"] = max(part[side][key] for part in parts)
-            row[f"ratio {key}"] = row[f"ours {key}"] / row[f"torch {key}"]
+            rounds = {side: _find_slowest(parts, side, key) for side in ("torch", "ours")}
+            row |= {f"{side} {key}": statistics.median(rounds[side]) for side in rounds}
+            # Of neighbours in time: other programs disturb both.
+            ratios = [
+                ours / theirs for ours, theirs in zip(rounds["ours"], rounds["torch"], strict=True)
+            ]
+            row[f"ratio {key}"] = statistics.median(ratios)
         found.append(row)
         print(
             f"{name:40s} step {row['torch step_ms']:8.2f} ms torch {row['ours step_ms']:8.2f} ours"
@@ -69,6 +73,11 @@ def compare_with_torch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             flush=True,
         )
     return found
+
+
+def _find_slowest(parts: list[dict[str, Any]], side: str, key: str) -> list[float]:
+    """By round, the figure of the rank that took longest."""
+    return [max(ranks) for ranks in zip(*(part[side][key] for part in parts), strict=True)]
 
 
 def _measure_rank(rank: int, folder: str, case: dict[str, int], rounds: int, steps: int) -> None:
@@ -96,8 +105,8 @@ def _measure_rank(rank: int, folder: str, case: dict[str, int], rounds: int, ste
     num_tasks = 2 * NUM_MICRO_BATCHES
     result = {
         side: {
-            "step_ms": statistics.median(wall for wall, _ in found) * 1e3,
-            "cpu_us": statistics.median(cpu for _, cpu in found) * 1e6 / num_tasks,
+            "step_ms": [wall * 1e3 for wall, _ in found],
+            "cpu_us": [cpu * 1e6 / num_tasks for _, cpu in found],
         }
         for side, found in times.items()
     }
@@ -283,9 +292,9 @@ def _emulate(name: str, plan: Plan, arguments: argparse.Namespace) -> dict[str, 
 
 PREDICTED: dict[str, tuple[str, ...]] = {
     "mmt.py": ("branches=2", "layers=2", "hidden=256", "heads=4", "sequence=64"),
-    "candle_uno.py": ("layers=3", "hidden=1024"),
-    "gpt.py": ("layers=4", "hidden=256", "heads=4", "sequence=64"),
-    "unet.py": (),
+    "candle_uno.py": ("branches=4", "width=512"),
+    "gpt.py": ("layers=4", "hidden=256", "heads=4", "vocabulary=1000", "context=64"),
+    "unet.py": ("depth=2", "width=16", "size=32"),
 }
 """Models of examples/ in sizes whose tasks take some milliseconds on one thread."""
 
