@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     " predict, spectrain1, spectrain2.",
 )
 @click.option(
-    "--accumulate", type=click.IntRange(1), help="Micro-batches of one update without a drain."
+    "--accumulate",
+    type=click.IntRange(1),
+    help="Micro-batches of one update without a drain; the batch for 2bw, else 1.",
 )
 @click.option(
     "--local-steps",

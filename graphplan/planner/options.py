@@ -25,7 +25,7 @@ class SearchOptions:
     schedule: str = "auto"
     policy: str = "flush"
     accumulate: int | None = None
-    """Micro-batches of one update under an asynchronous policy; None: as few as are legal."""
+    """Micro-batches of one update without a drain; None: the batch for 2bw, one for others."""
     local_steps: int = 1
     """Batches between two averagings under policy local."""
     direction: str = "optimizer"
@@ -92,6 +92,10 @@ class SearchOptions:
             local_steps=self.local_steps,
             direction=self.direction_form,
         )
+
+    def count_update(self, count: int) -> int:
+        """Micro-batches of one update, of the `count` of a batch."""
+        return self.accumulate or (count if self.policy == "2bw" else 1)
 
     def streams(self, stages: StageGraph) -> bool:
         """Whether batches of these stages follow one another without a drain.

@@ -7,6 +7,7 @@ weight versions and of w_s + 1 micro-batches in flight; the plan itself is simul
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -23,7 +24,7 @@ from graphplan.planner.options import SearchOptions
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.modulo import build_modulo
-from graphplan.schedule.steady import choose_accumulate, order_steady, plan_steady
+from graphplan.schedule.steady import order_steady, plan_steady
 from graphplan.simulate import predict_step
 
 ROUNDS = 3
@@ -39,7 +40,9 @@ def evaluate_stream(cost: CostModel, stages: StageGraph, options: SearchOptions)
     count = bare.num_micro_batches(0)
     if len(sizes) > 1 or count <= max(bare.heights):
         return math.inf
-    policy = make_policy(options, bare.heights, count)
+    policy = WeightPolicy(
+        name=options.policy_name, warmups=bare.heights, accumulate=options.count_update(count)
+    )
     priced = cost.price_stages(stages, policy)
     shares = []
     for device, hosted in enumerate(priced.stages_by_device):
@@ -58,15 +61,6 @@ def evaluate_stream(cost: CostModel, stages: StageGraph, options: SearchOptions)
     )
 
 
-def make_policy(options: SearchOptions, warmups: tuple[int, ...], count: int) -> WeightPolicy:
-    """The policy that a user asks for, with warm-ups; not checked."""
-    name = options.policy_name
-    accumulate = options.accumulate or choose_accumulate(name, warmups, count)
-    return WeightPolicy(
-        name=name, warmups=warmups, accumulate=accumulate, direction=options.direction_form
-    )
-
-
 def plan_stream(
     cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
 ) -> tuple[PricedStages, WeightPolicy, Schedule]:
@@ -77,7 +71,7 @@ def plan_stream(
         found, schedule = plan_steady(
             priced,
             options.policy_name,
-            accumulate=options.accumulate,
+            accumulate=options.count_update(priced.num_micro_batches(0)),
             time_limit_s=time_limit_s / ROUNDS,
             seed=options.seed,
         )
@@ -144,10 +138,17 @@ def _lengthen(
 def offer_policies(
     cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
 ) -> tuple[PolicyOffer, ...]:
-    """What the asynchronous policies would give for the same stages, and what they would cost."""
+    """What the asynchronous policies would give for the same stages, and what they would cost.
+
+    The same batch for each update as with flush, so that nothing but staleness differs.
+    Of stages that share devices it is not told: finding their steady order takes a solver.
+    """
     offers = []
-    for name in OFFERED if len(stages.stages) > 1 else ():
-        asked = options.with_policy(name)
+    hosted = [device for stage in stages.stages for device in stage.devices]
+    names = OFFERED if stages.edges and len(set(hosted)) == len(hosted) else ()
+    for name in names:
+        count = cost.problem.training.batch_size // stages.stages[0].micro_batch_size
+        asked = dataclasses.replace(options.with_policy(name), accumulate=count)
         try:
             priced, policy, schedule = plan_stream(cost, stages, asked, time_limit_s=time_limit_s)
         except GraphplanError:

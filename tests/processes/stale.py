@@ -17,11 +17,11 @@ Forward = Callable[[nn.Module, Sequence[Mapping[str, torch.Tensor]], Any], torch
 
 def find_version(setup: Setup, warmups: Sequence[int], stage: int, i: int) -> int:
     """The version that micro-batch i uses at a stage, as the table of policies says."""
-    m = setup.policy_options.get("accumulate", 1)
+    m = int(setup.policy_options.get("accumulate", 1))
     if setup.policy == "2bw":
         return max(i // int(m) - 1, 0)
     warmup = max(warmups) if setup.policy == "vertical-sync" else warmups[stage]
-    return int(max(0, i - warmup) // m)
+    return max(0, i - warmup) // m
 
 
 def run_plain(
