@@ -57,11 +57,12 @@ def draw_convergence(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_bars(panel: Any, rows: Sequence[Row]) -> None:
-    """Means with standard errors, and the seeds as dots."""
+    """Means with standard errors, and a black mark at the median."""
     for k, row in enumerate(rows):
         colour = COLOURS[row["method"]]
         panel.bar(k, row["mean"], yerr=row["error"], color=colour, capsize=2, width=0.7)
-        panel.plot([k] * len(row["losses"]), row["losses"], ".", color="black", markersize=1.5)
+        middle = statistics.median(row["losses"])
+        panel.hlines(middle, k - 0.35, k + 0.35, color="black", linewidth=1)
     panel.set_xticks(range(len(rows)), [row["method"] for row in rows], rotation=40, ha="right")
     panel.set_ylim(bottom=0)
 
