@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot, rcParams
+from matplotlib import pyplot, rc_context
 
 Row = dict[str, Any]
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "graphplan", "font.size": 8}
 COLOURS = {
     "flush": "#5f6b7a",
     "naive": "#c2410c",
@@ -41,6 +42,7 @@ def list_values(rows: Sequence[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
+@rc_context(STYLE)
 def draw_convergence(rows: Sequence[Row], path: Path) -> None:
     """Final losses of every method, one panel for each task and optimizer."""
     tasks, optimizers = list_values(rows, "task"), list_values(rows, "optimizer")
@@ -67,6 +69,7 @@ def draw_bars(panel: Any, rows: Sequence[Row]) -> None:
     panel.set_ylim(bottom=0)
 
 
+@rc_context(STYLE)
 def draw_delays(rows: Sequence[Row], path: Path) -> None:
     """Excess loss by the number of stages, one panel for each problem."""
     problems = list_values(rows, "problem")
@@ -142,7 +145,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "graphplan", "font.size": 8})
     rows = json.loads((folder / "staleness_convergence.json").read_text())["rows"]
     draw_convergence(rows, folder / "staleness_convergence.svg")
     print("\n".join(list_convergence(rows)))
