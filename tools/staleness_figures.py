@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot, rcParams
+from matplotlib import pyplot, rc_context
 
 Row = dict[str, Any]
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "graphplan", "font.size": 8}
 COLOURS = {
     "flush": "#5f6b7a",
     "naive": "#c2410c",
@@ -41,6 +42,7 @@ def list_values(rows: Sequence[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
+@rc_context(STYLE)
 def draw_convergence(rows: Sequence[Row], path: Path) -> None:
     """Final losses of every method, one panel for each task and optimizer."""
     tasks, optimizers = list_values(rows, "task"), list_values(rows, "optimizer")
@@ -57,15 +59,17 @@ def draw_convergence(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_bars(panel: Any, rows: Sequence[Row]) -> None:
-    """Means with standard errors, and the seeds as dots."""
+    """Means with standard errors, and a black mark at the median."""
     for k, row in enumerate(rows):
         colour = COLOURS[row["method"]]
         panel.bar(k, row["mean"], yerr=row["error"], color=colour, capsize=2, width=0.7)
-        panel.plot([k] * len(row["losses"]), row["losses"], ".", color="black", markersize=1.5)
+        middle = statistics.median(row["losses"])
+        panel.hlines(middle, k - 0.35, k + 0.35, color="black", linewidth=1)
     panel.set_xticks(range(len(rows)), [row["method"] for row in rows], rotation=40, ha="right")
     panel.set_ylim(bottom=0)
 
 
+@rc_context(STYLE)
 def draw_delays(rows: Sequence[Row], path: Path) -> None:
     """Excess loss by the number of stages, one panel for each problem."""
     problems = list_values(rows, "problem")
@@ -141,7 +145,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "graphplan", "font.size": 8})
     rows = json.loads((folder / "staleness_convergence.json").read_text())["rows"]
     draw_convergence(rows, folder / "staleness_convergence.svg")
     print("\n".join(list_convergence(rows)))

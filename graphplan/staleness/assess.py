@@ -164,7 +164,7 @@ def compare_policies(policy: WeightPolicy, setting: Setting) -> list[PolicyStale
         rows.append(
             PolicyStaleness(
                 policy=name,
-                staleness=count_staleness(each),
+                staleness=each.most_stale,
                 versions=max(each.num_versions(stage) for stage in range(len(each.warmups))),
                 largest_rate=find_rate(each, setting),
             )
@@ -175,12 +175,3 @@ def compare_policies(policy: WeightPolicy, setting: Setting) -> list[PolicyStale
 def find_rate(policy: WeightPolicy, setting: Setting) -> float:
     """The largest stable learning rate of a policy."""
     return policy_limit(policy, momentum=setting.momentum) / setting.curvature
-
-
-def count_staleness(policy: WeightPolicy) -> int:
-    """Own updates that the stalest gradient is behind, extrapolation left aside."""
-    if policy.is_synchronous:
-        return 0
-    if policy.name == "2bw":
-        return 1
-    return -(-max(policy.warmups) // policy.accumulate)

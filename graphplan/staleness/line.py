@@ -10,8 +10,8 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.task import Task
 from graphplan.staleness.models import Model, Value
 from graphplan.staleness.optimizers import Optimizer
-from graphplan.staleness.store import Flight, Form, StageStore
-from graphplan.staleness.versions import AS_FORWARD, Stamped, read_backward, read_forward
+from graphplan.staleness.store import Flight, StageStore
+from graphplan.staleness.versions import Stamped, read_backward, read_forward
 from graphplan.staleness.walk import list_gradients
 
 
@@ -23,7 +23,6 @@ class Line:
     policy: WeightPolicy
     model: Model
     optimizer: Optimizer
-    form: Form = field(kw_only=True)
     replica: int = field(kw_only=True)
     num_replicas: int = field(kw_only=True)
     reads: list[Stamped] = field(default_factory=list, init=False)
@@ -37,7 +36,7 @@ class Line:
         self.period = self.count if self.policy.is_synchronous else self.policy.accumulate
         self.senders = [list_gradients(self.priced, s) for s in range(len(self.priced.stages))]
         self.stores = [
-            StageStore(self.model.start_weights(s), self.optimizer, form=self.form)
+            StageStore(self.model.start_weights(s), self.optimizer, form=self.policy.direction)
             for s in range(len(self.priced.stages))
         ]
 
@@ -67,7 +66,7 @@ class Line:
             self.outputs[stage, m] = [output, len(self.priced.successors[stage])]
         store.next_forward = m + 1
         if self.priced.stages[stage].needs_backward:
-            store.hold(m, Flight(read, weights, saved), keep=self.policy.name in AS_FORWARD)
+            store.hold(m, Flight(read, weights, saved), keep=not self.policy.forgets)
         self.drop_versions(stage)
 
     def take_output(self, stage: int, m: int) -> Value:

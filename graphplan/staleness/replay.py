@@ -17,7 +17,6 @@ from graphplan.nouns.schedule import Schedule
 from graphplan.staleness.line import Line
 from graphplan.staleness.models import Model, Value
 from graphplan.staleness.optimizers import Optimizer
-from graphplan.staleness.store import Form
 from graphplan.staleness.versions import Stamped
 from graphplan.staleness.walk import walk_schedule
 
@@ -45,7 +44,6 @@ def replay_schedule(
     optimizer: Optimizer,
     *,
     num_batches: int = 1,
-    form: Form = "direction",
     watch: Watch | None = None,
 ) -> Replay:
     """Run a schedule; the synchronous policies repeat it for every batch.
@@ -60,8 +58,7 @@ def replay_schedule(
         )
     count = count_replicas(priced) if policy.name == "local" else 1
     lines = [
-        Line(priced, policy, model, optimizer, form=form, replica=r, num_replicas=count)
-        for r in range(count)
+        Line(priced, policy, model, optimizer, replica=r, num_replicas=count) for r in range(count)
     ]
     for batch in range(num_batches):
         for task in walk_schedule(priced, schedule):

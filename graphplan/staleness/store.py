@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from graphplan.nouns.policy import DirectionForm
 from graphplan.staleness.models import Value
 from graphplan.staleness.optimizers import Optimizer
 from graphplan.staleness.versions import Read
-
-Form = Literal["direction", "displacement"]
-"""How predictions are made: from the optimizer's own direction, or from W(u) - W(u-1)."""
 
 
 class Flight(NamedTuple):
@@ -33,7 +31,7 @@ class StageStore:
 
     start: Value
     optimizer: Optimizer
-    form: Form = field(kw_only=True)
+    form: DirectionForm = field(kw_only=True)
     next_forward: int = field(default=0, init=False)
     """The first micro-batch that has not run F."""
     version: int = field(default=0, init=False)
@@ -98,9 +96,9 @@ class StageStore:
         self.weights_by_version[self.version] = weights
 
     def drop_below(self, version: int) -> None:
-        """Forget older versions that no flight holds."""
-        kept = {flight.read.version for flight in self.flights.values() if flight.keeps}
-        kept.add(self.version)
+        """Forget older versions that no flight holds; extrapolated weights are its own."""
+        reads = [flight.read for flight in self.flights.values() if flight.keeps]
+        kept = {read.version for read in reads if not read.distance} | {self.version}
         for each in [v for v in self.weights_by_version if v < version and v not in kept]:
             del self.weights_by_version[each]
         self.count_weights(set())

@@ -31,9 +31,6 @@ from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import Task
 from graphplan.staleness.walk import walk_schedule
 
-AS_FORWARD = ("flush", "local", "stash", "vertical-sync", "2bw", "spectrain2")
-"""Policies whose backward uses the weights of its forward."""
-
 
 class Read(NamedTuple):
     """W(version), extrapolated by `distance` times the last displacement."""
@@ -76,7 +73,7 @@ def read_forward(policy: WeightPolicy, stage: int, micro_batch: int, *, stamp: i
 
 def read_backward(policy: WeightPolicy, stage: int, forward: Read, *, current: int) -> Read:
     """What B reads, given what its F read."""
-    if policy.name in AS_FORWARD:
+    if not policy.forgets:
         return forward
     if policy.name == "spectrain1":
         return Read(current, half_depth(policy, stage))
