@@ -25,8 +25,6 @@ from graphplan.files import write_noun
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "tests" / "processes" / "faulty.py"
 PORT = 29417
-TORCHRUN_TIMEOUTS = "read_timeout=5,close_timeout=5"
-"""torchrun's own agent waits a minute for each answer of a lost host, several times, by default."""
 AIM_S = 15.0
 """From the cut to the end of the last process."""
 TOLD = (
@@ -57,7 +55,7 @@ class Host:
         launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous]
         launch += ["--rdzv-id", plan.parent.name, "--local-addr", self.address]
         # torchrun compares host names, which both namespaces share.
-        launch += ["--rdzv-conf", f"is_host={int(self.number == 0)},{TORCHRUN_TIMEOUTS}"]
+        launch += ["--rdzv-conf", f"is_host={int(self.number == 0)}"]
         work = ["-m", "graphplan_runtime", str(plan), str(MODEL), "--device", "cpu"]
         work += ["--steps", str(steps)]
         self.process = subprocess.Popen(
