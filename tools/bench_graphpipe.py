@@ -7,8 +7,8 @@
 `models` captures examples/mmt.py, dlrm.py and candle_uno.py and estimates them on the Summit
 cluster; the batch grows with the GPUs. `step_s` is simulated with the true dependencies and our
 schedules; `sequential_s` is the same plan when every stage also waits for the one before it;
-`published_s` is what a sequential planner does as published: the least bottleneck, run in
-1F1B with such dependencies. `over_` columns divide the best of `chain` and `downset` by `step_s`.
+`published_s` is what PipeDream's planner does as published: the least bottleneck, run in 1F1B with
+such dependencies. `over_` columns divide the best of `chain` and `downset` by `step_s`.
 `branches` and `scale` use synthetic models (tools/synthetic.py).
 """
 
@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(SAMPLES_PER_GPU))
     parser.add_argument("--shrink", type=int, default=1, help="divides the samples per GPU")
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each planner")
+    parser.add_argument("--scale", type=parse_points, default=SCALE, help="ops x devices, …")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     parts = {"models": run_models, "branches": run_branches, "scale": run_scale}
@@ -73,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_numbers(text: str) -> list[int]:
     """`4,8` -> [4, 8]."""
     return [int(number) for number in text.split(",")]
+
+
+def parse_points(text: str) -> tuple[tuple[int, int], ...]:
+    """`1000x64,10000x1024` -> ((1000, 64), (10000, 1024))."""
+    pairs = (point.split("x") for point in text.split(","))
+    return tuple((int(ops), int(devices)) for ops, devices in pairs)
 
 
 def show(value: object) -> str:
@@ -113,7 +120,8 @@ def compare(
     for row in rows:
         if row["step_s"] is not None and plans:
             for name in ("published", "sequential", "step"):
-                found = [plan[f"{name}_s"] for plan in plans if plan[f"{name}_s"] is not None]
+                key = f"{name}_s"
+                found = [plan[key] for plan in plans if plan.get(key) is not None]
                 row[f"over_{name}"] = min(found) / row["step_s"] if found else None
         yield row
 
@@ -133,7 +141,7 @@ def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any
     row["seconds"] = time.perf_counter() - started
     row["cpu_seconds"] = time.process_time() - cpu
     row |= simulate(cost, answer)
-    if solver in SEQUENTIAL:
+    if solver == "chain":
         row["published_s"] = plan_as_published(problem, solver, time_limit_s)
     row["samples_per_s"] = problem.training.batch_size / row["step_s"]
     row["stages"] = len(answer.stages.stages)
@@ -193,7 +201,7 @@ def measure_bottleneck(cost: CostModel, stages: StageGraph) -> float:
 
 def run_scale(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Seconds and memory of `graph` against ops and devices; evaluated, not simulated."""
-    for ops, devices in SCALE:
+    for ops, devices in args.scale:
         recipe = describe_mmt(branches=8, layers=ops // 16)
         cluster = find_cluster("dgx-a100", gpus=devices)
         problem = pose_recipe(recipe, cluster, batch_size=2 * devices)

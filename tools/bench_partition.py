@@ -34,7 +34,7 @@ from graphplan.errors import CheckFailed, GraphplanError, InvalidFile
 from graphplan.files import read_bytes, read_header, read_noun
 from graphplan.nouns.maxload import PartsAnswer
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.prices import PricedStages, TransferPrice
+from graphplan.nouns.prices import Message, PricedStages, TransferPrice
 from graphplan.nouns.table import ProfileTable
 from graphplan.partition import SOLVERS, solve_problem
 from graphplan.partition.answer import Answer, Request
@@ -302,12 +302,24 @@ def simulate_sequentially(priced: PricedStages, schedule: str) -> float:
         backward_edges=tuple(sorted([*priced.backward_edges, *back])),
         transfers=(
             *priced.transfers,
-            *(TransferPrice(src=a, dst=b, backward=False, messages=()) for a, b in extra),
-            *(TransferPrice(src=b, dst=a, backward=True, messages=()) for a, b in back),
+            *(chain_stages(priced, a, b) for a, b in extra),
+            *(chain_stages(priced, b, a) for a, b in back),
         ),
     )
     found = build_schedule(chained, name=schedule, time_limit_s=SCHEDULE_LIMIT_S)
     return predict_step(chained, lower_schedule(chained, found.schedule, FLUSH)).step_s
+
+
+def chain_stages(priced: PricedStages, src: int, dst: int) -> TransferPrice:
+    """A transfer that takes no time: without a message nobody would wait."""
+    senders, receivers = priced.stages[src].devices, priced.stages[dst].devices
+    pairs = [(senders[i % len(senders)], device) for i, device in enumerate(receivers)]
+    messages = tuple(
+        Message(src=a, dst=b, bytes=0, seconds=0.0, latency_s=0.0, channel=f"chain {a}>{b}")
+        for a, b in pairs
+        if a != b
+    )
+    return TransferPrice(src=src, dst=dst, backward=src > dst, messages=messages)
 
 
 def describe_answer(answer: Answer) -> str:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench_partition import Job, format_row, list_jobs, parse_arguments, run_job
+from tests.pure.strategies import dag_prices
+from tools.bench_partition import (
+    Job,
+    format_row,
+    list_jobs,
+    parse_arguments,
+    run_job,
+    simulate_sequentially,
+)
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "profiles" / "workloads"
 LOAD = "maxload-layers-bert24-training.json"
@@ -77,3 +85,9 @@ def test_what_does_not_fit_is_a_row_with_a_note(folder: Path) -> None:
     assert (row["value_s"], row["verdict"]) == (None, "none")
     assert row["note"].startswith("NoFeasiblePlan: The op")
     assert "-" in format_row(row)
+
+
+def test_artificial_dependencies_make_branches_wait() -> None:
+    """Three branches of one second: side by side 1 + 2 s, one after the other 3 + 6 s."""
+    stages = dag_prices([], 1, num_stages=3, forward_s=1.0, backward_s=2.0)
+    assert simulate_sequentially(stages, "1f1b") == 9.0
