@@ -26,28 +26,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
 from graphplan.errors import CheckFailed, GraphplanError, InvalidFile
 from graphplan.files import read_bytes, read_header, read_noun
 from graphplan.nouns.maxload import PartsAnswer
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.prices import Message, PricedStages, TransferPrice
+from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.table import ProfileTable
 from graphplan.partition import SOLVERS, solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.planner.collect import FLUSH, collect_plan
+from graphplan.planner.collect import collect_plan, schedule_prices
 from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import schedule_best
+from graphplan.planner.sequential import chain_stages
 from graphplan.profiled import build_graph, build_table, guess_batch_size
 from graphplan.referee import check_parts
-from graphplan.schedule.auto import build_schedule
-from graphplan.schedule.lower import lower_schedule
-from graphplan.simulate import predict_step
 from graphplan.workloads import MaxLoadWorkload, ProfiledWorkload, pose_maxload, read_workload
 
 MAXLOAD_SOLVERS = ("auto", "downset", "ilp", "ilp-cbc")
@@ -292,34 +288,9 @@ def read_graph(path: Path, types: Sequence[Any]) -> tuple[OpGraph, dict[str, Pro
 
 def simulate_sequentially(priced: PricedStages, schedule: str) -> float:
     """Step seconds when every stage also waits for the one before it."""
-    have = set(priced.edges)
-    extra = [(s, s + 1) for s in range(len(priced.stages) - 1) if (s, s + 1) not in have]
-    trains = [stage.needs_backward for stage in priced.stages]
-    back = [(a, b) for a, b in extra if trains[a] and trains[b]]
-    chained = msgspec.structs.replace(
-        priced,
-        edges=tuple(sorted([*priced.edges, *extra])),
-        backward_edges=tuple(sorted([*priced.backward_edges, *back])),
-        transfers=(
-            *priced.transfers,
-            *(chain_stages(priced, a, b) for a, b in extra),
-            *(chain_stages(priced, b, a) for a, b in back),
-        ),
-    )
-    found = build_schedule(chained, name=schedule, time_limit_s=SCHEDULE_LIMIT_S)
-    return predict_step(chained, lower_schedule(chained, found.schedule, FLUSH)).step_s
-
-
-def chain_stages(priced: PricedStages, src: int, dst: int) -> TransferPrice:
-    """A transfer that takes no time: without a message nobody would wait."""
-    senders, receivers = priced.stages[src].devices, priced.stages[dst].devices
-    pairs = [(senders[i % len(senders)], device) for i, device in enumerate(receivers)]
-    messages = tuple(
-        Message(src=a, dst=b, bytes=0, seconds=0.0, latency_s=0.0, channel=f"chain {a}>{b}")
-        for a, b in pairs
-        if a != b
-    )
-    return TransferPrice(src=src, dst=dst, backward=src > dst, messages=messages)
+    chained = chain_stages(priced)
+    ready = schedule_prices(chained, schedule=schedule, time_limit_s=SCHEDULE_LIMIT_S)
+    return ready.prediction.step_s
 
 
 def describe_answer(answer: Answer) -> str:

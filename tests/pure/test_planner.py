@@ -18,12 +18,12 @@ from graphplan.errors import InvalidOption, NoFeasiblePlan, UnknownName
 from graphplan.files import encode_noun, read_noun, write_noun
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
+from graphplan.planner.collect import schedule_prices
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
 from graphplan.planner.sequential import chain_stages
 from graphplan.planner.whatif import compare_planners, simulate_plan
 from graphplan.referee import check_plan
-from graphplan.schedule.auto import build_schedule
 from tests.pure.opgraphs import graph, mlp, op, spec
 
 QUICK = SearchOptions(batch_size=32, planner="chain", time_limit_s=60.0)
@@ -199,8 +199,8 @@ def test_a_sequential_pipeline_waits_where_a_graph_does_not() -> None:
     """Branches in one line take longer; what already is a chain stays as it is."""
     branches = search_plan(towers(), find_cluster("pcie-8"), EQUAL).prices
     assert len(branches.edges) < len(chain_stages(branches).edges)
-    steps = [build_schedule(p, name="1f1b").step_s for p in (branches, chain_stages(branches))]
-    assert steps[0] < steps[1]
+    ready = [schedule_prices(p, schedule="1f1b") for p in (branches, chain_stages(branches))]
+    assert ready[0].prediction.step_s < ready[1].prediction.step_s
     chain = search_plan(mlp(8, 1024), find_cluster("pcie-8", gpus=4), EQUAL).prices
     assert chain_stages(chain) == chain
 
