@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib import pyplot, rc_context
 
 Row = dict[str, Any]
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "graphplan", "font.size": 8}
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "graphplan", "font.size": 8}
 COLOURS = {
     "flush": "#5f6b7a",
     "naive": "#c2410c",
