@@ -326,7 +326,7 @@ def test_versions_kept_are_those_promised(data: st.DataObject) -> None:
     priced = dag_prices(edges, 12 * accumulate, num_stages=num)
     policy = WeightPolicy(name=name, warmups=priced.heights, accumulate=accumulate)
     replay = replay_schedule(
-        priced, build_steady(priced, policy), policy, ProductModel(), Sgd(rate=Fraction(1, 64))
+        priced, build_steady(priced, policy), policy, SumModel(), Sgd(rate=Fraction(1, 64))
     )
     for stage, peak in enumerate(replay.peak_versions):
         assert peak <= policy.num_versions(stage)

@@ -40,7 +40,7 @@ def multiply(stage: int, views: Views, inputs: tuple[Tensor, ...], micro_batch: 
 def test_torch_replays_equal_exact_ones(name: PolicyName) -> None:
     """To 1e-12 in double precision, also where B reads other weights than F; two rates at once."""
     accumulate = NUM_STAGES - 1 if name == "2bw" else 1
-    priced = make_chain(NUM_STAGES, num_micro_batches=12 * accumulate)
+    priced = make_chain(NUM_STAGES, num_micro_batches=6 * accumulate)
     policy = WeightPolicy(name=name, warmups=(3, 2, 1, 0), accumulate=accumulate)
     schedule = build_steady(priced, policy)
     layouts = [StageLayout({"w": (1,)})] * NUM_STAGES
