@@ -18,8 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from graphplan.files import write_noun
 from graphplan.nouns.plan import Plan
-from graphplan.nouns.policy import PolicyName, WeightPolicy
+from graphplan.nouns.policy import PolicyName
 from graphplan.nouns.prices import PricedStages
 from graphplan.planner.loads import measure_period
 from graphplan.planner.streaming import predict_stream
@@ -37,29 +38,31 @@ from tests.pure.plans import finish_plan
 from tests.pure.strategies import chain_prices
 
 NUM_RANKS = 4
-FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.001
-POLICIES: tuple[PolicyName, ...] = tuple(
-    name for name in get_args(PolicyName) if not WeightPolicy(name=name).is_synchronous
-)
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.040, 0.080, 0.002
+POLICIES: tuple[PolicyName, ...] = ("stash", "2bw", "predict")
+"""Where compute is a wait, all policies that update after every micro-batch run one program."""
 
 
 def main() -> None:
     """Measure all policies at both sizes of a batch."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--micro-batches", type=int, nargs="*", default=[64, 8])
-    parser.add_argument("--total", type=int, default=320, help="Micro-batches of a run.")
+    parser.add_argument("--total", type=int, default=192, help="Micro-batches of a run.")
+    parser.add_argument("--policies", nargs="*", default=POLICIES, help="Beside flush.")
     parser.add_argument("--json", dest="path", help="Write the figures there.")
     arguments = parser.parse_args()
     found = [
         row
         for count in arguments.micro_batches
-        for row in compare_policies(count, max(5, arguments.total // count))
+        for row in compare_policies(count, max(4, arguments.total // count), arguments.policies)
     ]
     if arguments.path:
         Path(arguments.path).write_text(json.dumps(found, indent=1))
 
 
-def compare_policies(count: int, steps: int) -> list[dict[str, Any]]:
+def compare_policies(
+    count: int, steps: int, policies: Sequence[PolicyName]
+) -> list[dict[str, Any]]:
     """A row for flush and for every policy."""
     priced = chain_prices(
         NUM_RANKS,
@@ -72,7 +75,7 @@ def compare_policies(count: int, steps: int) -> list[dict[str, Any]]:
     print(f"{count} micro-batches a batch, {steps} batches", flush=True)
     flush = finish_plan(priced).plan
     rows = [measure_plan(flush, steps, flush)]
-    for name in POLICIES:
+    for name in policies:
         rows.append(measure_plan(plan_policy(flush, priced, name), steps, flush, rows[0]))
     return rows
 
