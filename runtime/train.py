@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from pathlib import Path
 
@@ -130,7 +129,7 @@ class _Run:
             loss = self.pipeline.step(batch)
             report.add(loss, time.perf_counter() - start, self.pipeline.ended)
             if self.pipeline.rank == 0:
-                known = None if math.isnan(loss) and report.is_late else loss
+                known = loss if report.losses else None
                 self.reporter.show_step(self.pipeline.num_steps, known, report.step_s[-1])
             # Before the drain: a resumed run goes on as if it had never ended.
             self._save(is_last=index == self.options.steps - 1)

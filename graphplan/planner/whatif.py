@@ -136,6 +136,8 @@ def compare_planners(
         rows.append(_make_row(cost, answer.stages, asked, start=start))
         if best is None or rows[-1]["step_s"] < best[0]:
             best = (rows[-1]["step_s"], planner, answer.stages)
+    if not options.make_policy().is_synchronous:
+        return rows  # Such a policy has one order only.
     for schedule in schedules or (name for name in SCHEDULES if name != options.schedule):
         if best is not None:
             asked = dataclasses.replace(options, planner=best[1], schedule=schedule)
