@@ -42,16 +42,17 @@ class Recipe:
 
 def list_recipes(*, seed: int, scale: float = 1.0) -> list[Recipe]:
     """All recipes in a fixed order; `scale` changes how many random ones there are."""
-    drawn = [
-        (index, family)
-        for family, (count, _, _) in FAMILIES.items()
-        for index in range(max(1, round(count * scale)))
-    ]
     recipes = list(_list_named())
-    for index, family in sorted(drawn):
-        _, make, sizes = FAMILIES[family]
-        key = f"{seed} {family} {index}"
-        recipes.append(_random_recipe(f"{family}-{index:02d}", sizes, make, key=key))
+    for families in (FAMILIES, LATER_FAMILIES):
+        drawn = [
+            (index, family)
+            for family, (count, _, _) in families.items()
+            for index in range(max(1, round(count * scale)))
+        ]
+        for index, family in sorted(drawn):
+            _, make, sizes = families[family]
+            key = f"{seed} {family} {index}"
+            recipes.append(_random_recipe(f"{family}-{index:02d}", sizes, make, key=key))
     return recipes
 
 
@@ -603,6 +604,70 @@ def make_mixer(source: random.Random) -> Made:
     return model, inputs, lambda output, batch: output
 
 
+class Pyramid(nn.Module):
+    """Bottlenecks of many channels on few pixels, as at the end of a ResNet."""
+
+    def __init__(self, source: random.Random) -> None:
+        super().__init__()
+        self.channels, self.size = _pick_width(source, 64, 512, 16), source.choice((4, 7, 8, 14))
+        width, blocks = self.channels // source.choice((2, 4)), []
+        for stride in (1, source.choice((1, 2)), 2):
+            for a, b, kernel, step in (
+                (self.channels, width, 1, 1),
+                (width, width, 3, stride),
+                (width, self.channels, 1, 1),
+            ):
+                conv = nn.Conv2d(a, b, kernel, step, padding=kernel // 2, bias=False)
+                blocks += [conv, nn.BatchNorm2d(b), nn.ReLU()]
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(self.channels, source.choice((10, 1000)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.blocks(images).mean((2, 3)))
+        return scores
+
+
+def make_pyramid(source: random.Random) -> Made:
+    """The end of a random ResNet."""
+    model = Pyramid(source)
+
+    def inputs(batch_size: int) -> dict[str, Tensor]:
+        return {
+            "images": torch.randn(batch_size, model.channels, model.size, model.size),
+            "labels": torch.randint(0, model.head.out_features, (batch_size,)),
+        }
+
+    return model, inputs, _classify
+
+
+class Words(nn.Module):
+    """A large vocabulary at both ends."""
+
+    def __init__(self, source: random.Random) -> None:
+        super().__init__()
+        self.rows, columns = _pick_width(source, 15000, 60000), _pick_width(source, 64, 256, 16)
+        self.words, classes = source.choice((8, 16, 32, 77)), source.choice((100, 10000, 30000))
+        self.tokens, self.norm = nn.Embedding(self.rows, columns), nn.LayerNorm(columns)
+        self.head = nn.Linear(columns, classes, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.norm(self.tokens(words)).mean(1))
+        return scores
+
+
+def make_words(source: random.Random) -> Made:
+    """A classifier of words from a large vocabulary."""
+    model = Words(source)
+
+    def inputs(batch_size: int) -> dict[str, Tensor]:
+        return {
+            "words": torch.randint(0, model.rows, (batch_size, model.words)),
+            "labels": torch.randint(0, model.head.out_features, (batch_size,)),
+        }
+
+    return model, inputs, _classify
+
+
 FAMILIES: dict[str, tuple[int, Callable[[random.Random], Made], tuple[int, ...]]] = {
     "transformer": (12, make_transformer, (1, 2, 3, 4, 6, 8)),
     "cnn": (16, make_cnn, (1, 2, 3, 4, 6, 8)),
@@ -614,3 +679,9 @@ FAMILIES: dict[str, tuple[int, Callable[[random.Random], Made], tuple[int, ...]]
     "recurrent": (3, make_recurrent, (1, 4, 8, 16)),
 }
 """How many random models of a family, who makes them, and micro-batch sizes to choose from."""
+
+LATER_FAMILIES: dict[str, tuple[int, Callable[[random.Random], Made], tuple[int, ...]]] = {
+    "pyramid": (7, make_pyramid, (1, 2, 4, 6, 8)),
+    "words": (5, make_words, (1, 2, 4, 8)),
+}
+"""Families that were added after the first runs; they stand behind, so that numbers stay."""

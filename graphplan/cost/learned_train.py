@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -58,6 +59,29 @@ def train_network(
     report: Report | None = None,
 ) -> TrainedNetwork:
     """The network with the least error on the validation lessons."""
+    with torch.random.fork_rng(devices=[]), _use_one_thread():
+        return _train(train, valid, seed=seed, epochs=epochs, report=report)
+
+
+@contextlib.contextmanager
+def _use_one_thread() -> Iterator[None]:
+    """The network is so small that several threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(
+    train: Sequence[Lesson],
+    valid: Sequence[Lesson],
+    *,
+    seed: int,
+    epochs: int,
+    report: Report | None,
+) -> TrainedNetwork:
     torch.manual_seed(seed)
     source = numpy.random.default_rng(seed)
     kinds = tuple(sorted({kind for lesson in train for kind in lesson.features.kinds}))
