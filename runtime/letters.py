@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from graphplan_runtime.deliveries import Delivery
@@ -68,3 +70,13 @@ class Letters:
             whole = torch.empty(delivery.slot_sizes, dtype=dtype, device=device)
             self.tensors[slot] = whole
         return whole.narrow(*delivery.put)
+
+
+def add_letters(letters: list[torch.Tensor | None], places: Sequence[int]) -> torch.Tensor | None:
+    """The sum of some letters in the given order; the letters stay as they are."""
+    if not places:
+        return None
+    total = letters[places[0]]
+    for place in places[1:]:
+        total = total + letters[place]  # type: ignore[operator]
+    return total

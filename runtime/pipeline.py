@@ -17,7 +17,9 @@ from torch import nn
 
 from graphplan.capture import Captured, trace_module
 from graphplan.errors import InvalidFile, InvalidOption
+from graphplan.files import encode_noun
 from graphplan.nouns.plan import Plan
+from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.checkpoint import (
     Manifest,
     find_checkpoint,
@@ -93,6 +95,7 @@ class Pipeline:
             recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
         check_model(plan, captured)
         check_training(plan)
+        require_agreement({"plan": encode_noun(plan).decode()})
         self.plan = plan
         self.captured = captured
         self.seed = seed

@@ -19,7 +19,7 @@ from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan_runtime.deliveries import Delivery, Mailbox, Routes, Slot
 from graphplan_runtime.executor import Action, Actions, Made, StepState, finish_send
 from graphplan_runtime.finite import Check, make_check
-from graphplan_runtime.letters import Letters
+from graphplan_runtime.letters import Letters, add_letters
 from graphplan_runtime.randomness import derive_seed
 from graphplan_runtime.rows import BatchAxis
 from graphplan_runtime.stage import StageRunner
@@ -351,7 +351,7 @@ class _Resolver:
                 numbers[3] = 1
                 letters = state.letters.pop(box).wait()
                 numbers[3] = 0
-            found = [_add(letters, places) for places in by_output]
+            found = [add_letters(letters, places) for places in by_output]
             if loss_index is not None:
                 found[loss_index] = start_loss(state.loss_scale.value)
             return found
@@ -396,13 +396,3 @@ class _Resolver:
 def _made_by(transfer: Transfer) -> Mailbox:
     """The task whose results a transfer carries."""
     return Mailbox(transfer.src, transfer.kind, transfer.micro_batch)
-
-
-def _add(letters: list[torch.Tensor | None], places: Sequence[int]) -> torch.Tensor | None:
-    """The sum of some letters in the given order; the letters stay as they are."""
-    if not places:
-        return None
-    total = letters[places[0]]
-    for place in places[1:]:
-        total = total + letters[place]  # type: ignore[operator]
-    return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,9 @@ Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
 _run_engine: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
 """What `torch.autograd.backward` calls after checks that cost as much as a small backward."""
+
+
+_GRAD_IS_ON = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,7 +215,8 @@ class StageRunner:
             for x, need in zip(inputs, self.needs_grad, strict=True)
         ]
         kept = self._kept = []
-        with torch.enable_grad():
+        # Entering a context takes as long as a tiny op.
+        with _GRAD_IS_ON if torch.is_grad_enabled() else torch.enable_grad():
             outputs = self._call(leaves, weights, seed)
         roots = [
             GradientEdge(output.grad_fn, output.output_nr) if output.requires_grad else None
