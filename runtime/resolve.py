@@ -22,6 +22,7 @@ from graphplan_runtime.finite import Check, make_check
 from graphplan_runtime.letters import Letters, add_letters
 from graphplan_runtime.randomness import derive_seed
 from graphplan_runtime.rows import BatchAxis
+from graphplan_runtime.shares import share_update
 from graphplan_runtime.stage import StageRunner
 from graphplan_runtime.status import Status
 from graphplan_runtime.transport import Transport
@@ -362,7 +363,7 @@ class _Resolver:
         """The gradient of the loss: the share of this task's samples times the loss scale."""
         loss, device = self.rank.runners[task.stage].module.loss, self.rank.transport.device
         dtype = self.dtypes[loss] if loss is not None else None
-        share = self._share_update(task)
+        share = share_update(self.routes.split, self.rank.policy, task, self._replica(task.stage))
         made: dict[float, torch.Tensor] = {}
 
         def start(scale: float) -> torch.Tensor:
@@ -379,18 +380,6 @@ class _Resolver:
             if self.rank.check_finite
             else None
         )
-
-    def _share_update(self, task: Task) -> float:
-        """The share of a task's samples in all those of its update."""
-        split, policy = self.routes.split, self.rank.policy
-        covered = range(split.counts[task.stage])
-        if not policy.is_synchronous:
-            first = task.micro_batch // policy.accumulate * policy.accumulate
-            covered = range(first, first + policy.accumulate)
-        pieces = [piece for m in covered for piece in split.pieces(task.stage, m)]
-        if policy.name == "local":
-            pieces = [piece for piece in pieces if piece.replica == self._replica(task.stage)]
-        return len(self._rows(task)) / sum(len(piece.rows) for piece in pieces)
 
 
 def _made_by(transfer: Transfer) -> Mailbox:
