@@ -85,8 +85,8 @@ def none_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     [
         ("raise", [], "ValueError: this stage is broken"),
         ("kill", [], "was killed by SIGKILL"),
-        ("hang", ["--hang-timeout", "3"], "no progress for 3 s"),
-        ("stop", ["--hang-timeout", "3"], "no sign of life for 3 s"),
+        ("hang", ["--hang-timeout", "6"], "no progress for 6 s"),
+        ("stop", ["--hang-timeout", "6"], "no sign of life for 6 s"),
         ("memory", [], "out of memory"),
         ("infinite", ["--check-finite"], "is not finite after 1F1"),
     ],
