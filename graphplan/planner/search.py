@@ -9,6 +9,7 @@ cost model. The time limit is shared: most of it for the solver, the rest for th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -109,19 +110,22 @@ def schedule_best(
 ) -> tuple[Answer, Scheduled]:
     """The answer or an alternative of it, whichever simulates best under its own best schedule.
 
-    Half of the time is for all of them alike, half for the two that look best then.
+    Half of the time is for all of them alike, as many as it allows and two at least; half for the
+    two that look best then.
     """
     graphs = [answer.stages]
     if options.objective == "throughput":
         graphs += answer.alternatives
-
-    def schedule(i: int, limit_s: float) -> Scheduled:
-        return schedule_stages(cost, graphs[i], options, time_limit_s=limit_s)
-
-    ready = [schedule(i, time_limit_s / 2 / len(graphs)) for i in range(len(graphs))]
-    ranked = sorted(range(len(graphs)), key=lambda i: ready[i].prediction.step_s)
+    started_s = time.perf_counter()
+    ready: list[Scheduled] = []
+    for stages in graphs:
+        if len(ready) >= 2 and time.perf_counter() - started_s > time_limit_s / 2:
+            break
+        limit_s = time_limit_s / 2 / len(graphs)
+        ready.append(schedule_stages(cost, stages, options, time_limit_s=limit_s))
+    ranked = sorted(range(len(ready)), key=lambda i: ready[i].prediction.step_s)
     for i in ranked[:2]:
-        again = schedule(i, time_limit_s / 4)
+        again = schedule_stages(cost, graphs[i], options, time_limit_s=time_limit_s / 4)
         ready[i] = min(ready[i], again, key=lambda each: each.prediction.step_s)
     best = min(ranked[:2], key=lambda i: ready[i].prediction.step_s)
     return msgspec.structs.replace(answer, stages=graphs[best], alternatives=()), ready[best]
