@@ -211,10 +211,14 @@ def _judge_offers(plan: Plan) -> Finding | None:
 def _tell_staleness(policy: WeightPolicy) -> str:
     size = policy.accumulate
     update = "every micro-batch" if size == 1 else f"every {size} micro-batches"
-    return (
+    told = (
         f"Policy {policy.name} updates after {update}; gradients are up to {policy.most_stale}"
         f" update{'s' if policy.most_stale != 1 else ''} old."
     )
+    depth = max(policy.warmups, default=0) + 1
+    if policy.name == "2bw" and size < depth:
+        told += f" That is legal, though PipeDream-2BW asks for {depth} micro-batches or more."
+    return told
 
 
 def _judge_batch(plan: Plan) -> Finding | None:

@@ -109,6 +109,17 @@ def test_a_streaming_plan_says_how_stale_it_is() -> None:
     assert "up to 3 updates" in text
 
 
+def test_2bw_below_the_depth_is_legal_and_told() -> None:
+    """The paper asks for as many micro-batches as stages; one less is enough, and is said."""
+    plan = search(policy="2bw")
+    most = max(plan.policy.warmups)
+    for accumulate, is_told in ((most, True), (most + 1, False)):
+        policy = msgspec.structs.replace(plan.policy, accumulate=accumulate)
+        shown = msgspec.structs.replace(plan, policy=policy)
+        text = " ".join(render_text(shown, simulate_plan(plan)).split())
+        assert (f"PipeDream-2BW asks for {most + 1} micro-batches" in text) == is_told
+
+
 def test_another_policy_can_be_simulated() -> None:
     """`simulate --policy` orders the same stages anew, with the memory of its versions."""
     plan = search()
