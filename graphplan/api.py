@@ -18,7 +18,7 @@ from graphplan.nouns.timeline import Timeline
 from graphplan.planner.options import SearchOptions
 
 if TYPE_CHECKING:
-    from graphplan.capture import Captured
+    from graphplan.frontend import Captured
     from graphplan.simulate.explain import Finding
 
 
@@ -28,7 +28,7 @@ def capture(module: Any, inputs: Any, *, loss: Any = None, name: str | None = No
     `inputs` is a tuple of arguments, a dict of keyword arguments, or (best) a function that makes
     either for a batch size, from which the batch dimensions are learned.
     """
-    from graphplan.capture import trace_module
+    from graphplan.frontend import trace_module
 
     return trace_module(module, inputs, loss=loss, name=name or type(module).__name__)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from graphplan.capture import ModelFile
 from graphplan.errors import ModelFileError
+from graphplan.frontend import ModelFile
 
 
 class Batches:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from graphplan.capture import StageModule
+from graphplan.frontend import StageModule
 from graphplan.nouns.task import Task
 from graphplan_runtime.executor import Made
 from graphplan_runtime.failures import NotFinite

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphplan.capture import ModelFile
-from graphplan.capture.fakes import make_fake_mode, tensor_slots
+from graphplan.frontend import ModelFile
+from graphplan.frontend.fakes import make_fake_mode, tensor_slots
 from graphplan_runtime.randomness import derive_seed
 
 

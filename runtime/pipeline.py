@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.capture import Captured, trace_module
 from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.files import encode_noun
+from graphplan.frontend import Captured, trace_module
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.checkpoint import (

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.capture import Captured, ModelFile
-from graphplan.capture.example import Arguments, make_example, split_arguments
-from graphplan.capture.withloss import WithLoss
+from graphplan.frontend import Captured, ModelFile
+from graphplan.frontend.example import Arguments, make_example, split_arguments
+from graphplan.frontend.withloss import WithLoss
 from graphplan_runtime.batches import Batches
 from graphplan_runtime.checkpoint import read_checkpoint, read_manifest
 from graphplan_runtime.initialize import list_weights

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from graphplan.capture import StageModule
+from graphplan.frontend import StageModule
 from graphplan.nouns.opgraph import OpGraph
 from graphplan_runtime.codegen import generate_function
 from graphplan_runtime.deferred import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 import graphplan
-from graphplan.capture import Captured, ModelFile, load_model_file, trace_model_file
 from graphplan.files import encode_noun
+from graphplan.frontend import Captured, ModelFile, load_model_file, trace_model_file
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.batches import Batches

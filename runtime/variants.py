@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from graphplan.capture import Captured, cut_graph
-from graphplan.capture.example import Arguments, split_arguments
 from graphplan.errors import InvalidOption
+from graphplan.frontend import Captured, cut_graph
+from graphplan.frontend.example import Arguments, split_arguments
 from graphplan.nouns.opgraph import Input, OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.schedule import Program

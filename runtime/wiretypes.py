@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphplan.capture import Captured
-from graphplan.capture.fakes import make_fake_mode
+from graphplan.frontend import Captured
+from graphplan.frontend.fakes import make_fake_mode
 from graphplan.nouns.training import Training
 
 FAKE_ROWS = 2

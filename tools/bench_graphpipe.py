@@ -89,7 +89,7 @@ def show(value: object) -> str:
 
 def run_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Captured models on growing clusters."""
-    from graphplan.capture import load_model_file, trace_model_file
+    from graphplan.frontend import load_model_file, trace_model_file
 
     for name in args.models.split(","):
         graph = trace_model_file(load_model_file(str(EXAMPLES / f"{name}.py"))).graph

@@ -167,7 +167,7 @@ def _make_torch(rank: int, case: dict[str, int]) -> Callable[[], None]:
 def _make_ours(rank: int, case: dict[str, int]) -> Callable[[], None]:
     from torch import nn
 
-    from graphplan.capture import trace_module
+    from graphplan.frontend import trace_module
     from graphplan_runtime import Pipeline
     from tests.processes.models import floats, mean_square
     from tests.processes.plans import assign_stages, plan_by_hand
@@ -203,8 +203,8 @@ SEQUENTIAL = ("chain", "equal", "downset")
 
 def compare_emulated(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Simulated and emulated step times of a graph plan and of the best sequential plan."""
-    from graphplan.capture import load_model_file, trace_model_file
     from graphplan.cli.options import load_cluster
+    from graphplan.frontend import load_model_file, trace_model_file
     from graphplan.planner.options import SearchOptions
     from graphplan.planner.search import search_plan
 

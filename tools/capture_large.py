@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphplan.capture import trace_module
-from graphplan.capture.fakes import make_fake_mode
+from graphplan.frontend import trace_module
+from graphplan.frontend.fakes import make_fake_mode
 
 
 def build_llama(layers: int) -> nn.Module:

@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from graphplan.capture import load_model_file, trace_model_file, trace_module
+from graphplan.frontend import load_model_file, trace_model_file, trace_module
 from tests.models.test_capture_models import eager_loss
 from tests.models.zoo import EXAMPLES, ZOO
 from tests.torch.comparing import Step, run_cut, run_step

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from graphplan.capture import Captured, load_model_file, trace_model_file, trace_module
+from graphplan.frontend import Captured, load_model_file, trace_model_file, trace_module
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 HELD_OUT = ("gpt", "resnet", "clip", "dlrm", "unet", "t5", "bert")

@@ -125,7 +125,7 @@ def remove_hosts(hosts: tuple[Host, Host]) -> None:
 
 def write_plan(folder: Path) -> Path:
     """One stage on each host."""
-    from graphplan.capture import load_model_file, trace_model_file
+    from graphplan.frontend import load_model_file, trace_model_file
     from tests.processes.plans import plan_by_hand
 
     graph = trace_model_file(load_model_file(MODEL)).graph

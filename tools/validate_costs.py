@@ -33,7 +33,6 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from graphplan.capture import Captured, ModelFile, load_model_file, trace_model_file
 from graphplan.cost.cache import ProfileCache
 from graphplan.cost.calibrate import calibrate_device
 from graphplan.cost.estimate import estimate_table
@@ -45,6 +44,7 @@ from graphplan.cost.measure_step import STEP_EFFORT
 from graphplan.cost.measure_unit import Effort, measure_unit, repeat
 from graphplan.cost.measure_units import UnitBuilder, run_on_fakes
 from graphplan.cost.saved import count_saved_bytes
+from graphplan.frontend import Captured, ModelFile, load_model_file, trace_model_file
 from graphplan.nouns.table import ProfileTable
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

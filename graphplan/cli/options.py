@@ -124,7 +124,7 @@ def load_graph(model: str, settings: Mapping[str, Any]) -> OpGraph:
                 remedy="Leave --set out, or give the model file.",
             )
         return read_noun(model, OpGraph)
-    from graphplan.capture import load_model_file, trace_model_file
+    from graphplan.frontend import load_model_file, trace_model_file
 
     return trace_model_file(load_model_file(model, settings=settings)).graph
 

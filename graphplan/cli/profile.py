@@ -175,7 +175,7 @@ def _load_captured(model: str, settings: dict[str, Any]) -> tuple[Any, Any]:
         from graphplan.cost.measure_rebuild import rebuild_graph
 
         return rebuild_graph(load_graph(model, settings)), None
-    from graphplan.capture import load_model_file, trace_model_file
+    from graphplan.frontend import load_model_file, trace_model_file
 
     file = load_model_file(model, settings=settings)
     return trace_model_file(file), file.inputs if callable(file.inputs) else None

@@ -36,8 +36,8 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.table import OpProfile, ProfileTable
 
 if TYPE_CHECKING:
-    from graphplan.capture import Captured
     from graphplan.cost.measure_rebuild import Rebuilt
+    from graphplan.frontend import Captured
 
 __all__ = ["Effort", "Progress", "find_device", "measure_table", "open_cache"]
 

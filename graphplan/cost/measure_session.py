@@ -29,7 +29,7 @@ from graphplan.cost.measure_units import (
 from graphplan.nouns.cluster import DeviceType
 
 if TYPE_CHECKING:
-    from graphplan.capture import Captured
+    from graphplan.frontend import Captured
 
 UNIT_COST_S = 0.05
 UNIT_REPEATS = 25

@@ -22,7 +22,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from graphplan.capture import (
+from graphplan.files import read_noun
+from graphplan.frontend import (
     Captured,
     StageModule,
     cut_graph,
@@ -31,7 +32,6 @@ from graphplan.capture import (
     shared_weights,
     trace_model_file,
 )
-from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
 
 HERE = Path(__file__).resolve().parent

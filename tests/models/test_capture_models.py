@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphplan.capture import trace_module
+from graphplan.frontend import trace_module
 from tests.models.zoo import ZOO, Entry
 from tests.torch.comparing import assert_same_step, run_cut, run_step
 from tests.torch.cuts import chain_cut

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from graphplan.capture import trace_module
 from graphplan.cost.flops import count_work
+from graphplan.frontend import trace_module
 
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from graphplan.capture import load_model_file
+from graphplan.frontend import load_model_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 VOCABULARY, WORDS, HIDDEN = 99, 8, 32

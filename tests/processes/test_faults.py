@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from graphplan.capture import load_model_file, trace_model_file
 from graphplan.files import write_noun
+from graphplan.frontend import load_model_file, trace_model_file
 from tests.processes.crew import Crew
 from tests.processes.plans import plan_by_hand
 

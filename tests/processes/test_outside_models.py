@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from graphplan.capture import Captured, ModelFile, load_model_file, trace_model_file
 from graphplan.cost.hardware import find_cluster
+from graphplan.frontend import Captured, ModelFile, load_model_file, trace_model_file
 from graphplan.nouns.plan import Plan
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphplan.capture import trace_module
 from graphplan.errors import InvalidOption
+from graphplan.frontend import trace_module
 from graphplan_runtime import Pipeline
 from tests.processes.crew import Crew
 from tests.processes.models import CASES, floats, mean_square

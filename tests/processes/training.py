@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.capture import Captured, trace_module
+from graphplan.frontend import Captured, trace_module
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName
 from graphplan_runtime import Pipeline

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from graphplan.capture import Captured, cut_graph, run_stages
+from graphplan.frontend import Captured, cut_graph, run_stages
 
 
 @dataclass(frozen=True)

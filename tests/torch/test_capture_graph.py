@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from graphplan.capture import Captured, trace_module
-from graphplan.capture.writes import storage_of
 from graphplan.errors import CaptureError
 from graphplan.files import decode_noun, encode_noun
+from graphplan.frontend import Captured, trace_module
+from graphplan.frontend.writes import storage_of
 from graphplan.nouns.opgraph import OpGraph, Weight
 from graphplan.nouns.tensor import TensorSpec
 from tests.torch.comparing import assert_same_step, run_step
@@ -333,7 +333,7 @@ def test_capture_is_the_same_in_every_process() -> None:
     """Two processes with different hash seeds give the same bytes."""
     code = (
         "import sys; sys.path.insert(0, 'examples');"
-        "from graphplan.capture import load_model_file, trace_model_file;"
+        "from graphplan.frontend import load_model_file, trace_model_file;"
         "from graphplan.files import encode_noun;"
         "file = load_model_file('examples/gpt.py',"
         " settings=dict(layers=2, hidden=16, heads=2, vocabulary=50, context=8));"

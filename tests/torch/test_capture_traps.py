@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from graphplan.capture import Captured, cut_graph, trace_module
 from graphplan.errors import CaptureError
+from graphplan.frontend import Captured, cut_graph, trace_module
 from tests.torch.comparing import assert_same_step, call_model, run_step
 
 Forward = Callable[[Any, Tensor], Any]

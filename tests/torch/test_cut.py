@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from graphplan.capture import (
+from graphplan.errors import CutError
+from graphplan.frontend import (
     Captured,
     StageModule,
     cut_graph,
@@ -19,7 +20,6 @@ from graphplan.capture import (
     shared_weights,
     trace_module,
 )
-from graphplan.errors import CutError
 from tests.torch.comparing import assert_same_step, call_model, run_cut, run_step
 
 Assign = Callable[[str, str], int]

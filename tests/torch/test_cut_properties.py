@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graphplan.capture import trace_module
+from graphplan.frontend import trace_module
 from tests.torch.comparing import assert_same_step, call_model, run_cut, run_step
 from tests.torch.cuts import random_cut
 from tests.torch.random_models import WIDTH, RandomModel, random_models

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphplan.capture import ModelFile, load_model_file
+from graphplan.frontend import ModelFile, load_model_file
 from graphplan_runtime.initialize import initialize_weights, list_weights
 
 SOURCE = """

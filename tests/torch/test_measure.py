@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-from graphplan.capture import Captured, trace_module
 from graphplan.cli.main import run_command
 from graphplan.cost import measure_session
 from graphplan.cost.cache import Measurement, ProfileCache
@@ -28,6 +27,7 @@ from graphplan.cost.measure_units import Unit, list_units, run_on_fakes
 from graphplan.cost.saved import count_saved_bytes
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
+from graphplan.frontend import Captured, trace_module
 from graphplan.nouns.table import ProfileTable
 
 QUICK = Effort(warm_up=0, min_repeats=1, max_repeats=2, budget_s=0.0, patience=1.0)

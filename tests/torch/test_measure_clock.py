@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from graphplan.capture import trace_module
 from graphplan.cost.measure_clock import CpuClock, describe_environment, find_clock
 from graphplan.cost.measure_step import measure_step
 from graphplan.cost.measure_unit import Effort, measure_unit, summarise
 from graphplan.cost.measure_units import UnitBuilder, run_on_fakes
+from graphplan.frontend import trace_module
 
 QUICK = Effort(warm_up=1, min_repeats=3, max_repeats=3, budget_s=0.0)
 

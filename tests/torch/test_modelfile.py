@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphplan.capture import load_model_file, trace_model_file, trace_module
 from graphplan.errors import CaptureError, ModelFileError
+from graphplan.frontend import load_model_file, trace_model_file, trace_module
 from tests.torch.comparing import call_model
 
 ROOT = Path(__file__).resolve().parents[2]

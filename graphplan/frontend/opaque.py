@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from graphplan.capture.targets import Target
+from graphplan.frontend.targets import Target
 
 _LIBRARY = torch.library.Library("graphplan", "FRAGMENT")  # type: ignore[no-untyped-call]
 _SCHEMA = "opaque(str key, Tensor[] values, SymInt[] sizes, Tensor[] weights) -> Tensor[]"

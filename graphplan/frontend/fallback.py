@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch import nn
 
-from graphplan.capture.attempt import (
+from graphplan.frontend.attempt import (
     Attempt,
     AttemptFailed,
     kept_state,
@@ -26,12 +26,12 @@ from graphplan.capture.attempt import (
     trace_fake,
     trace_values,
 )
-from graphplan.capture.batched import Resize, Traced, trace_batched
-from graphplan.capture.example import Example, Inputs, fix_batch, make_example
-from graphplan.capture.failure import describe_failure, describe_users_error, explain_failure
-from graphplan.capture.fakes import is_real, make_fake_mode
-from graphplan.capture.leaves import Leaf, LeafCall, noted_calls
-from graphplan.capture.withloss import Loss, WithLoss
+from graphplan.frontend.batched import Resize, Traced, trace_batched
+from graphplan.frontend.example import Example, Inputs, fix_batch, make_example
+from graphplan.frontend.failure import describe_failure, describe_users_error, explain_failure
+from graphplan.frontend.fakes import is_real, make_fake_mode
+from graphplan.frontend.leaves import Leaf, LeafCall, noted_calls
+from graphplan.frontend.withloss import Loss, WithLoss
 
 PLAIN = "torch.export"
 FOLLOWS = f"{PLAIN} following an example's values"

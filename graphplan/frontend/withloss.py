@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.capture.example import Example, parameter_names
+from graphplan.frontend.example import Example, parameter_names
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """loss(output of the model, batch as `inputs` gave it)."""

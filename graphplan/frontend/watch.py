@@ -21,10 +21,10 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from graphplan.capture.nodes import fake_value, is_scalar
-from graphplan.capture.opaque import opaque_entries, opaque_functions
-from graphplan.capture.places import current_place
-from graphplan.capture.targets import is_random
+from graphplan.frontend.nodes import fake_value, is_scalar
+from graphplan.frontend.opaque import opaque_entries, opaque_functions
+from graphplan.frontend.places import current_place
+from graphplan.frontend.targets import is_random
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from graphplan.capture.attempt import Attempt
-from graphplan.capture.leaves import ModuleCall
+from graphplan.frontend.attempt import Attempt
+from graphplan.frontend.leaves import ModuleCall
 from graphplan.nouns.opgraph import Assumption
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from graphplan.capture.fakes import fake_like, make_fake_mode
-from graphplan.capture.leaves import ModuleCall
-from graphplan.capture.nodes import is_float
-from graphplan.capture.scalars import largest_size
-from graphplan.capture.writes import storage_of
+from graphplan.frontend.fakes import fake_like, make_fake_mode
+from graphplan.frontend.leaves import ModuleCall
+from graphplan.frontend.nodes import is_float
+from graphplan.frontend.scalars import largest_size
+from graphplan.frontend.writes import storage_of
 from graphplan.nouns.tensor import TensorSpec
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphplan.capture.places import place_in_text
+from graphplan.frontend.places import place_in_text
 
 
 def fake_value(node: fx.Node) -> Any:

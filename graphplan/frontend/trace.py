@@ -10,17 +10,17 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from graphplan.capture.batched import Traced
-from graphplan.capture.build import build_module, build_real_module
-from graphplan.capture.captured import Captured
-from graphplan.capture.example import Inputs, input_paths
-from graphplan.capture.fakes import on_cpu
-from graphplan.capture.fallback import Subject, trace_subject
-from graphplan.capture.lower import lower_ops
-from graphplan.capture.modelfile import ModelFile
-from graphplan.capture.observe import Run, observe_graph
-from graphplan.capture.weights import attach_weights
-from graphplan.capture.withloss import Loss
+from graphplan.frontend.batched import Traced
+from graphplan.frontend.build import build_module, build_real_module
+from graphplan.frontend.captured import Captured
+from graphplan.frontend.example import Inputs, input_paths
+from graphplan.frontend.fakes import on_cpu
+from graphplan.frontend.fallback import Subject, trace_subject
+from graphplan.frontend.lower import lower_ops
+from graphplan.frontend.modelfile import ModelFile
+from graphplan.frontend.observe import Run, observe_graph
+from graphplan.frontend.weights import attach_weights
+from graphplan.frontend.withloss import Loss
 from graphplan.nouns.opgraph import Input, OpGraph
 
 

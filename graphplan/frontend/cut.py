@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import fx
 
-from graphplan.capture.captured import Captured
-from graphplan.capture.legality import check_cut
-from graphplan.capture.lower import is_op
-from graphplan.capture.scalars import ScalarWriter, is_scalar_node
-from graphplan.capture.stage import StageInput, StageModule
+from graphplan.frontend.captured import Captured
+from graphplan.frontend.legality import check_cut
+from graphplan.frontend.lower import is_op
+from graphplan.frontend.scalars import ScalarWriter, is_scalar_node
+from graphplan.frontend.stage import StageInput, StageModule
 from graphplan.nouns.opgraph import OpGraph
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from graphplan.capture.opaque import OpaqueOp
-from graphplan.capture.targets import AutocastOp, OutOfPlace
+from graphplan.frontend.opaque import OpaqueOp
+from graphplan.frontend.targets import AutocastOp, OutOfPlace
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphplan.capture.stage import StageModule
+from graphplan.frontend.stage import StageModule
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphplan.capture.nodes import fake_value
+from graphplan.frontend.nodes import fake_value
 
 aten = torch.ops.aten
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphplan.capture.example import dtype_name
-from graphplan.capture.observe import Run
-from graphplan.capture.render import render_call
-from graphplan.capture.scalars import depends_on_data, is_scalar_node
-from graphplan.capture.targets import target_name
-from graphplan.capture.writes import written_nodes
+from graphplan.frontend.example import dtype_name
+from graphplan.frontend.observe import Run
+from graphplan.frontend.render import render_call
+from graphplan.frontend.scalars import depends_on_data, is_scalar_node
+from graphplan.frontend.targets import target_name
+from graphplan.frontend.writes import written_nodes
 from graphplan.nouns.opgraph import Op
 from graphplan.nouns.tensor import TensorSpec, format_dim
 

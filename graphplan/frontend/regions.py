@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from graphplan.capture.nodes import fake_value, is_float, tensor_inputs
-from graphplan.capture.targets import Autocast, AutocastOp
+from graphplan.frontend.nodes import fake_value, is_float, tensor_inputs
+from graphplan.frontend.targets import Autocast, AutocastOp
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast

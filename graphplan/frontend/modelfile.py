@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from graphplan.capture.example import Batch, Inputs
-from graphplan.capture.places import place_of_error
-from graphplan.capture.withloss import Loss
 from graphplan.errors import GraphplanError, ModelFileError
+from graphplan.frontend.example import Batch, Inputs
+from graphplan.frontend.places import place_of_error
+from graphplan.frontend.withloss import Loss
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def load_model_file(model: str | Path, *, settings: Mapping[str, Any] | None = N
             remedy="Give a model file (model.py, model.py:builder) or a saved .pt2.",
         )
     if path.suffix == ".pt2":
-        from graphplan.capture.pt2 import load_saved_program
+        from graphplan.frontend.pt2 import load_saved_program
 
         return load_saved_program(path, settings=settings or {})
     if path.suffix != ".py":

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.capture.opaque import (
+from graphplan.frontend.opaque import (
     OpaqueOp,
     Template,
     call_opaque,
     runs_original,
     split_call,
 )
-from graphplan.capture.writes import storage_of
+from graphplan.frontend.writes import storage_of
 
 
 @dataclass(frozen=True)

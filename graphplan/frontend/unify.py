@@ -15,9 +15,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from graphplan.capture.nodes import fake_value
-from graphplan.capture.scalars import ScalarWriter
-from graphplan.capture.targets import call_name
+from graphplan.frontend.nodes import fake_value
+from graphplan.frontend.scalars import ScalarWriter
+from graphplan.frontend.targets import call_name
 from graphplan.nouns.tensor import TensorSpec
 
 

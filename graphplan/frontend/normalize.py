@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from graphplan.capture.functional import functionalize_graph, viewed_input
-from graphplan.capture.nodes import fake_value, is_scalar
-from graphplan.capture.regions import fence_gradients, inline_regions, wrap_autocast
-from graphplan.capture.scalars import BatchSizes, rewrite_scalars
-from graphplan.capture.targets import is_random, plain_op
-from graphplan.capture.writes import written_nodes
+from graphplan.frontend.functional import functionalize_graph, viewed_input
+from graphplan.frontend.nodes import fake_value, is_scalar
+from graphplan.frontend.regions import fence_gradients, inline_regions, wrap_autocast
+from graphplan.frontend.scalars import BatchSizes, rewrite_scalars
+from graphplan.frontend.targets import is_random, plain_op
+from graphplan.frontend.writes import written_nodes
 from graphplan.nouns.tensor import TensorSpec
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from graphplan.capture.attempt import AttemptFailed
-from graphplan.capture.places import place_of_error
-from graphplan.capture.withloss import WithLoss
 from graphplan.errors import CaptureError
+from graphplan.frontend.attempt import AttemptFailed
+from graphplan.frontend.places import place_of_error
+from graphplan.frontend.withloss import WithLoss
 
 _VALUE_ERRORS = (
     DataDependentOutputException,

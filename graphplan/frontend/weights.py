@@ -9,10 +9,10 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphplan.capture.batched import Traced
-from graphplan.capture.example import dtype_name
-from graphplan.capture.fakes import meta_like, tensor_slots
-from graphplan.capture.withloss import PREFIX, WithLoss
+from graphplan.frontend.batched import Traced
+from graphplan.frontend.example import dtype_name
+from graphplan.frontend.fakes import meta_like, tensor_slots
+from graphplan.frontend.withloss import PREFIX, WithLoss
 from graphplan.nouns.opgraph import Weight
 from graphplan.nouns.tensor import TensorSpec
 

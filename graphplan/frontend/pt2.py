@@ -11,11 +11,11 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from graphplan.capture.dynamic import tensor_placeholders
-from graphplan.capture.example import Arguments, Inputs
-from graphplan.capture.modelfile import ModelFile
-from graphplan.capture.nodes import fake_value
 from graphplan.errors import ModelFileError
+from graphplan.frontend.dynamic import tensor_placeholders
+from graphplan.frontend.example import Arguments, Inputs
+from graphplan.frontend.modelfile import ModelFile
+from graphplan.frontend.nodes import fake_value
 
 
 def load_saved_program(path: Path, *, settings: Mapping[str, Any]) -> ModelFile:

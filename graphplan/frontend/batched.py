@@ -10,16 +10,16 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphplan.capture.assumptions import list_assumptions
-from graphplan.capture.attempt import Attempt, AttemptFailed
-from graphplan.capture.dynamic import explain_fixed, tensor_placeholders
-from graphplan.capture.example import Example, fix_batch
-from graphplan.capture.functional import Tangled
-from graphplan.capture.nodes import fake_value
-from graphplan.capture.normalize import normalize_graph
-from graphplan.capture.scalars import learn_sizes
-from graphplan.capture.unify import NotAlike, unify_graphs
-from graphplan.capture.withloss import PREFIX, WithLoss
+from graphplan.frontend.assumptions import list_assumptions
+from graphplan.frontend.attempt import Attempt, AttemptFailed
+from graphplan.frontend.dynamic import explain_fixed, tensor_placeholders
+from graphplan.frontend.example import Example, fix_batch
+from graphplan.frontend.functional import Tangled
+from graphplan.frontend.nodes import fake_value
+from graphplan.frontend.normalize import normalize_graph
+from graphplan.frontend.scalars import learn_sizes
+from graphplan.frontend.unify import NotAlike, unify_graphs
+from graphplan.frontend.withloss import PREFIX, WithLoss
 from graphplan.nouns.opgraph import Assumption
 from graphplan.nouns.tensor import TensorSpec
 

@@ -7,10 +7,10 @@ import os
 import torch
 from torch import nn
 
-from graphplan.capture.attempt import quiet_torch
-from graphplan.capture.fakes import make_fake_mode, tensor_slots
-from graphplan.capture.modelfile import ModelFile
 from graphplan.errors import CaptureError
+from graphplan.frontend.attempt import quiet_torch
+from graphplan.frontend.fakes import make_fake_mode, tensor_slots
+from graphplan.frontend.modelfile import ModelFile
 
 _USERS_ERRORS = (NameError, ImportError, SyntaxError)
 """Errors that have nothing to do with tensors: the model would fail for real too."""

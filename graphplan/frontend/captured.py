@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from graphplan.capture.example import Batch, flat_tensors, split_arguments
 from graphplan.errors import CaptureError
+from graphplan.frontend.example import Batch, flat_tensors, split_arguments
 from graphplan.nouns.opgraph import OpGraph
 
 

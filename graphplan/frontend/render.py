@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from graphplan.capture.scalars import format_affine
-from graphplan.capture.targets import call_name
+from graphplan.frontend.scalars import format_affine
+from graphplan.frontend.targets import call_name
 
 _SILENT = {"device", "pin_memory", "layout"}
 """Keyword arguments that say where a tensor lives, not what it is."""

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from graphplan.capture.attempt import Attempt
-from graphplan.capture.example import Example
-from graphplan.capture.nodes import fake_value, place_of_node
-from graphplan.capture.scalars import NotAffine, depends_on_data, learn_sizes
+from graphplan.frontend.attempt import Attempt
+from graphplan.frontend.example import Example
+from graphplan.frontend.nodes import fake_value, place_of_node
+from graphplan.frontend.scalars import NotAffine, depends_on_data, learn_sizes
 from graphplan.nouns.opgraph import Assumption
 
 

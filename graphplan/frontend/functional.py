@@ -18,11 +18,11 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from graphplan.capture.nodes import fake_value, place_of_node
-from graphplan.capture.scatter import scatter_view
-from graphplan.capture.targets import OutOfPlace, is_random
-from graphplan.capture.writes import storage_of, written_nodes
 from graphplan.errors import CaptureError
+from graphplan.frontend.nodes import fake_value, place_of_node
+from graphplan.frontend.scatter import scatter_view
+from graphplan.frontend.targets import OutOfPlace, is_random
+from graphplan.frontend.writes import storage_of, written_nodes
 
 aten = torch.ops.aten
 

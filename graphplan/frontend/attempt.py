@@ -16,16 +16,16 @@ from torch import fx, nn
 from torch.export import Dim, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from graphplan.capture.example import Example, flat_tensors
-from graphplan.capture.fakes import (
+from graphplan.frontend.example import Example, flat_tensors
+from graphplan.frontend.fakes import (
     fake_batch,
     faked_module,
     kept_attributes,
     make_fake_mode,
 )
-from graphplan.capture.leaves import Leaf, opaque_leaves
-from graphplan.capture.opaque import restore_opaque
-from graphplan.capture.watch import Watch, watched_trace
+from graphplan.frontend.leaves import Leaf, opaque_leaves
+from graphplan.frontend.opaque import restore_opaque
+from graphplan.frontend.watch import Watch, watched_trace
 
 
 @dataclass(frozen=True)

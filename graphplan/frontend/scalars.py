@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from graphplan.capture.nodes import fake_value, is_scalar
+from graphplan.frontend.nodes import fake_value, is_scalar
 from graphplan.nouns.tensor import Dim, TensorSpec, format_dim, parse_dim
 
 _PROBES = (1, 2, 3, 5, 8, 13, 64)
