@@ -41,4 +41,4 @@ def test_public_names() -> None:
     ]
     for name in graphplan.__all__:
         assert getattr(graphplan, name) is not None
-    assert callable(graphplan.frontend)
+    assert callable(graphplan.capture)
