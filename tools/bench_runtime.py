@@ -26,10 +26,8 @@ import msgspec
 
 from graphplan.files import read_noun, write_noun
 from graphplan.nouns.plan import Plan
-from graphplan.nouns.prices import Message, PricedStages, TransferPrice
-from graphplan.schedule.auto import build_schedule
-from graphplan.schedule.lower import lower_schedule
-from graphplan.simulate import predict_step
+from graphplan.planner.collect import schedule_prices
+from graphplan.planner.sequential import chain_stages
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -230,37 +228,14 @@ def chain_plan(plan: Plan) -> Plan:
 
     Published sequential planners do so; the added dependencies carry no bytes and take no time.
     """
-    priced = plan.prices
-    extra = [(s, s + 1) for s in range(len(priced.stages) - 1) if (s, s + 1) not in priced.edges]
-    chained = msgspec.structs.replace(
-        priced,
-        edges=tuple(sorted([*priced.edges, *extra])),
-        backward_edges=tuple(sorted([*priced.backward_edges, *extra])),
-        transfers=(
-            *priced.transfers,
-            *(_send_nothing(priced, a, b) for a, b in extra),
-            *(_send_nothing(priced, b, a) for a, b in extra),
-        ),
-    )
-    schedule = build_schedule(chained, time_limit_s=1.0).schedule
-    program = lower_schedule(chained, schedule, plan.policy)
+    chained = chain_stages(plan.prices)
+    ready = schedule_prices(chained, plan.policy, time_limit_s=1.0)
     return msgspec.structs.replace(
         plan,
         prices=chained,
-        program=tuple(str(program).split("\n")),
-        prediction=predict_step(chained, program),
+        program=tuple(str(ready.program).split("\n")),
+        prediction=ready.prediction,
     )
-
-
-def _send_nothing(priced: PricedStages, src: int, dst: int) -> TransferPrice:
-    senders, readers = priced.stages[src].devices, priced.stages[dst].devices
-    pairs = [(senders[i % len(senders)], reader) for i, reader in enumerate(readers)]
-    messages = tuple(
-        Message(src=a, dst=b, bytes=0, seconds=0.0, latency_s=0.0, channel=f"nothing {a}>{b}")
-        for a, b in pairs
-        if a != b
-    )
-    return TransferPrice(src=src, dst=dst, backward=src > dst, messages=messages)
 
 
 def _emulate(name: str, plan: Plan, arguments: argparse.Namespace) -> dict[str, Any]:
