@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ class Carrier(nn.Module):
         if self.stage.loss is not None:
             return values[self.stage.loss].reshape(1)
         return tuple(values[name].contiguous() for name in self.sent)
+
+
+def say(record: dict[str, object]) -> None:
+    """Print a record in one write: ranks share the output, and lines must not run together."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
 
 
 def tidy_gradient(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,10 +137,7 @@ def main() -> None:
         kwargs: dict[str, Any] = {**fed, "target": target, "losses": losses}
         schedule.step(**kwargs, return_outputs=False)
         if losses:
-            print(
-                json.dumps({"step": step, "loss": float(torch.stack(losses).detach().mean())}),
-                flush=True,
-            )
+            say({"step": step, "loss": float(torch.stack(losses).detach().mean())})
         if options.check and step == 0:
             check_step(captured, state, batch, [stages[s] for s in mine])
         optimizer.step()
@@ -161,7 +165,7 @@ def check_step(
                 grad = expected[name].grad
                 assert grad is not None
                 worst = max(worst, float((parameter.grad - grad).abs().max()))
-    print(json.dumps({"rank": dist.get_rank(), "largest_gradient_difference": worst}), flush=True)
+    say({"rank": dist.get_rank(), "largest_gradient_difference": worst})
 
 
 if __name__ == "__main__":
