@@ -18,18 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from graphplan.nouns.task import Task
 from graphplan_runtime.failures import LostPeer
 from graphplan_runtime.letters import Letters
+from graphplan_runtime.queues import MarkedNote, Work
 from graphplan_runtime.scaling import LossScale
 from graphplan_runtime.status import Status
-from graphplan_runtime.transport import Work
 
 Made = Sequence[torch.Tensor | None]
 """Outputs of a forward, or gradients of the inputs of a backward."""
-
-Note = tuple[Task, float, float, float]
-"""A task, when it began to wait for its tensors, when it started and when it ended."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,7 +49,7 @@ class StepState:
     """By lane: sends under way, with the peer."""
     parts: dict[tuple[str, int], Sequence[torch.Tensor]] = dataclasses.field(default_factory=dict)
     """Model inputs split by the pieces of a stage."""
-    notes: list[Note] = dataclasses.field(default_factory=list)
+    notes: list[MarkedNote] = dataclasses.field(default_factory=list)
 
     def sum_losses(self) -> float:
         """This device's contribution to the loss of the batch."""

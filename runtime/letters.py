@@ -8,7 +8,8 @@ import torch
 
 from graphplan_runtime.deliveries import Delivery
 from graphplan_runtime.failures import LostPeer
-from graphplan_runtime.transport import Transport, Work
+from graphplan_runtime.queues import Work
+from graphplan_runtime.transport import Transport
 
 
 class Letters:
@@ -25,23 +26,23 @@ class Letters:
         self, slot: int, delivery: Delivery, transport: Transport, dtype: torch.dtype
     ) -> None:
         """Post the receive of a delivery, into its place where that is possible."""
-        device = transport.device
         if delivery.put is None:
-            buffer = torch.empty(delivery.sizes, dtype=dtype, device=device)
-            self.tensors[slot] = buffer
+            buffer = self.tensors[slot] = transport.queues.take(delivery.sizes, dtype)
         else:
-            buffer = self._place(slot, delivery, dtype, device)
+            buffer = self._place(slot, delivery, dtype, transport)
             if not buffer.is_contiguous():
-                target, buffer = buffer, torch.empty(delivery.sizes, dtype=dtype, device=device)
+                target, buffer = buffer, transport.queues.take(delivery.sizes, dtype)
                 self._copies.append((target, buffer))
         self._works.append((delivery, transport.receive(buffer, delivery.peer, delivery.tag)))
 
-    def put(self, slot: int, delivery: Delivery, tensor: torch.Tensor) -> None:
+    def put(
+        self, slot: int, delivery: Delivery, transport: Transport, tensor: torch.Tensor
+    ) -> None:
         """Take a tensor from another stage of this device."""
         if delivery.put is None:
             self.tensors[slot] = tensor
         else:
-            self._place(slot, delivery, tensor.dtype, tensor.device).copy_(tensor)
+            self._place(slot, delivery, tensor.dtype, transport).copy_(tensor)
 
     def wait(self) -> list[torch.Tensor | None]:
         """All tensors, when the last one is there."""
@@ -61,14 +62,13 @@ class Letters:
         return self.tensors
 
     def _place(
-        self, slot: int, delivery: Delivery, dtype: torch.dtype, device: torch.device
+        self, slot: int, delivery: Delivery, dtype: torch.dtype, transport: Transport
     ) -> torch.Tensor:
         """The part of a slot's tensor that a delivery fills."""
         assert delivery.put is not None
         whole = self.tensors[slot]
         if whole is None:
-            whole = torch.empty(delivery.slot_sizes, dtype=dtype, device=device)
-            self.tensors[slot] = whole
+            whole = self.tensors[slot] = transport.queues.take(delivery.slot_sizes, dtype)
         return whole.narrow(*delivery.put)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from graphplan_runtime.deliveries import MAX_TAG
-from graphplan_runtime.transport import Transport, Work
+from graphplan_runtime.queues import Work
+from graphplan_runtime.transport import Transport
 
 MOST_MESSAGES = 64
 

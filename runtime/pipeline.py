@@ -27,7 +27,7 @@ from graphplan_runtime.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from graphplan_runtime.executor import Actions, Note, StepState, run_actions
+from graphplan_runtime.executor import Actions, StepState, run_actions
 from graphplan_runtime.flight import Flight, Shapes
 from graphplan_runtime.holdings import Holdings
 from graphplan_runtime.losses import LossExchange
@@ -40,6 +40,7 @@ from graphplan_runtime.midstream import (
 )
 from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
 from graphplan_runtime.policies import check_training, make_versions
+from graphplan_runtime.queues import Note
 from graphplan_runtime.randomness import kept_generators
 from graphplan_runtime.resolve import SENDS_KEPT, Rank
 from graphplan_runtime.scaling import LossScale
@@ -145,6 +146,7 @@ class Pipeline:
             sends_kept=max(SENDS_KEPT, *(w + 2 for w in plan.policy.warmups), 0),
         )
         self.flight = None if plan.policy.is_synchronous else self._make_flight()
+        self._last_actions: Actions = ()
 
     # -- making ----------------------------------------------------------------------------------
 
@@ -216,6 +218,9 @@ class Pipeline:
             inputs={name: self._place_input(tensors[name]) for name in variant.inputs},
             loss_scale=self.updater.loss_scale,
         )
+        if actions is not self._last_actions:  # Other shapes need other buffers.
+            self.transport.queues.drop_free()
+            self._last_actions = actions
         self.status.enter(Phase.TRAINING, step=self.num_steps)
         with kept_generators(self.device) if variant.is_random else contextlib.nullcontext():
             loss = self._run(state, actions, {n: tuple(t.shape) for n, t in tensors.items()})
@@ -226,17 +231,21 @@ class Pipeline:
         if self.flight is not None:
             state.first = self.num_steps * self.flight.stream.count
             loss = self.flight.feed(state, actions, shapes)
-            self.ended = {each.step: each.notes for each in self.flight.landed}
+            self._note(self.flight.landed)
             return loss
         told = self.losses.open()
         run_actions(actions, state, self.status)
-        self.ended = {state.step: state.notes}
         self.status.numbers[3] = 1
         self.updater.finish()
         told.tell(state.sum_losses())
         loss = told.hear()
+        self._note([state])
         self.status.numbers[3] = 0
         return loss
+
+    def _note(self, ended: Iterable[StepState]) -> None:
+        """Remember when the tasks of batches ran."""
+        self.ended = {state.step: self.transport.queues.read(state.notes) for state in ended}
 
     @property
     def lag(self) -> int:
@@ -252,7 +261,7 @@ class Pipeline:
             return []
         with kept_generators(self.device):
             losses = self.flight.drain()
-        self.ended = {each.step: each.notes for each in self.flight.landed}
+        self._note(self.flight.landed)
         return losses
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[float]:
@@ -264,8 +273,7 @@ class Pipeline:
         yield from self.drain()
 
     def _place_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        dtype = cast_dtype(tensor.dtype, self.plan.training)
-        return tensor.to(self.device, dtype, non_blocking=True)
+        return self.transport.queues.place(tensor, cast_dtype(tensor.dtype, self.plan.training))
 
     # -- checkpoints -----------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ from graphplan.nouns.task import Task, parse_task
 from graphplan.nouns.timeline import Timeline
 from graphplan_runtime.board import Board
 from graphplan_runtime.clocks import measure_offset
-from graphplan_runtime.executor import Note
 from graphplan_runtime.measured import make_timeline
 from graphplan_runtime.options import RunOptions
+from graphplan_runtime.queues import Note
 from graphplan_runtime.transport import Transport
 from graphplan_runtime.weights import WeightVersions
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -183,6 +182,7 @@ class _Resolver:
         kind = "F" if task.kind == "F" else "B"
         source = Mailbox(task.stage, kind, task.micro_batch)  # type: ignore[arg-type]
         box, is_sent = self._number(source), source in self.last_send
+        transport = self.rank.transport
         deliveries = self.routes.handovers(task)
         takes = self._takes(task.stage, kind, deliveries)
         posts = [
@@ -196,7 +196,7 @@ class _Resolver:
                 letters = state.letters.get(other)
                 if letters is None:
                     letters = state.letters[other] = Letters(num_slots)
-                letters.put(slot, delivery, take(made))
+                letters.put(slot, delivery, transport, take(made))
 
         return hand_over
 
@@ -223,6 +223,7 @@ class _Resolver:
     # -- tasks -----------------------------------------------------------------------------------
 
     def _forward(self, task: Task) -> Action:
+        mark = self.rank.transport.queues.mark
         runner, m, rows = self.rank.runners[task.stage], task.micro_batch, self._rows(task)
         loss = runner.module.loss
         loss_index = runner.module.outputs.index(loss) if loss is not None else None
@@ -230,14 +231,14 @@ class _Resolver:
         gather, hand_over, check = self._gather(task), self._hand_over(task), self._check(task)
 
         def forward(state: StepState) -> None:
-            begin = perf_counter()
+            begin = mark()
             inputs = gather(state)
             seed = 0
             if runner.is_random:
                 seed = derive_seed(state.seed, state.step, task.stage, m, rows.start)
-            start = perf_counter()
+            start = mark()
             outputs = runner.forward(state.first + m, inputs, seed=seed)
-            state.notes.append((task, begin, start, perf_counter()))
+            state.notes.append((task, begin, start, mark()))
             if loss_index is not None:
                 state.losses.append((outputs[loss_index], share))
             if check is not None:
@@ -247,17 +248,18 @@ class _Resolver:
         return forward
 
     def _backward(self, task: Task) -> Action:
+        mark = self.rank.transport.queues.mark
         runner, m = self.rank.runners[task.stage], task.micro_batch
         run = runner.backward if task.kind == "B" else runner.backward_inputs
         gather, hand_over = self._gather_gradients(task), self._hand_over(task)
         check = self._check(task)
 
         def backward(state: StepState) -> None:
-            begin = perf_counter()
+            begin = mark()
             gradients = gather(state)
-            start = perf_counter()
+            start = mark()
             found = run(state.first + m, gradients)
-            state.notes.append((task, begin, start, perf_counter()))
+            state.notes.append((task, begin, start, mark()))
             if check is not None:
                 check(found)
             hand_over(state, found)
@@ -265,24 +267,26 @@ class _Resolver:
         return backward
 
     def _weights(self, task: Task) -> Action:
+        mark = self.rank.transport.queues.mark
         runner, m = self.rank.runners[task.stage], task.micro_batch
 
         def weights(state: StepState) -> None:
-            start = perf_counter()
+            start = mark()
             runner.backward_weights(state.first + m)
-            state.notes.append((task, start, start, perf_counter()))
+            state.notes.append((task, start, start, mark()))
 
         return weights
 
     def _close(self, task: Task) -> Action:
+        mark = self.rank.transport.queues.mark
         closing, numbers = self.rank.closing, self.rank.status.numbers
         run = closing.reduce if task.kind == "R" else closing.update
 
         def close(state: StepState) -> None:
             numbers[3] = task.kind == "R"
-            start = perf_counter()
+            start = mark()
             run(task.stage)
-            state.notes.append((task, start, start, perf_counter()))
+            state.notes.append((task, start, start, mark()))
             numbers[3] = 0
 
         return close

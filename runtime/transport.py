@@ -1,9 +1,14 @@
 """Transport: messages between devices and reductions over groups, on torch.distributed.
 
-On gloo, messages carry tags, so that the default group serves all pairs. NCCL has no tags and
-completes the messages of a communicator in the order in which they were posted: there every ordered
-pair of devices that exchanges messages has a communicator of its own, which is what the referee's
-deadlock proof assumes (nouns/schedule.py: transfers *of one direction* complete in order).
+Each direction has communicators of its own: the referee's deadlock proof assumes that transfers *of
+one direction* complete in order (nouns/schedule.py), and nothing of the two directions together.
+
+gloo   messages carry tags, so that two groups of all ranks serve: one for messages to higher ranks,
+       one for those to lower ones. With one group for both, a send waits while gloo's thread reads
+       from the same connection; when that thread has pushed the sender off its core in between, it
+       asks for the connection in a loop until its slice ends, which takes milliseconds.
+NCCL   has no tags and completes the messages of a communicator in the order in which they were
+       posted: every ordered pair of devices that exchanges messages has a communicator.
 
 Figures for the host (losses, norms, flags) always travel on gloo.
 """
@@ -12,19 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from time import perf_counter
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from graphplan_runtime.queues import Queues, Work, find_queues
+
 Group = tuple[int, ...]
 """Devices, sorted."""
-
-
-class Work(Protocol):
-    """An operation under way."""
-
-    def wait(self) -> object: ...
 
 
 class Transport:
@@ -36,15 +36,22 @@ class Transport:
         *,
         pairs: Iterable[tuple[int, int]] = (),
         groups: Iterable[Group] = (),
+        queues: Queues | None = None,
     ) -> None:
         self.device = device
+        self.queues = queues or find_queues(device)
         self.rank = dist.get_rank()
         self.num_ranks = dist.get_world_size()
         self._world = _as_group(dist.group.WORLD)
         self.has_tags = device.type == "cpu"
         self._by_direction: dict[tuple[int, int], dist.ProcessGroup] = {}
-        if not self.has_tags:
-            # Every process takes part in making every group, in the same order.
+        # Every process takes part in making every group, in the same order.
+        if self.has_tags:
+            self._upwards, self._downwards = (
+                _as_group(dist.new_group()),
+                _as_group(dist.new_group()),
+            )
+        else:
             for src, dst in sorted(set(pairs)):
                 made = dist.new_group([src, dst], backend="nccl")
                 if self.rank in (src, dst):
@@ -58,14 +65,18 @@ class Transport:
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         """Post a send; the tensor must stay as it is until the work is done."""
         if self.has_tags:
-            return self._world.send([tensor], peer, tag)
-        return self._by_direction[self.rank, peer].send([tensor], int(peer > self.rank), 0)
+            group = self._upwards if peer > self.rank else self._downwards
+            return group.send([tensor], peer, tag)
+        pair = self._by_direction[self.rank, peer]
+        return self.queues.send(tensor, lambda: pair.send([tensor], int(peer > self.rank), 0))
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
-        """Post a receive into a tensor."""
+    def receive(self, buffer: torch.Tensor, peer: int, tag: int) -> Work:
+        """Post a receive into a buffer."""
         if self.has_tags:
-            return self._world.recv([tensor], peer, tag)
-        return self._by_direction[peer, self.rank].recv([tensor], int(peer > self.rank), 0)
+            group = self._downwards if peer > self.rank else self._upwards
+            return group.recv([buffer], peer, tag)
+        pair = self._by_direction[peer, self.rank]
+        return self.queues.receive(lambda: pair.recv([buffer], int(peer > self.rank), 0))
 
     def sum_over(self, group: Group, tensor: torch.Tensor) -> Work:
         """Post the sum of a tensor over a group, in place."""

@@ -1,13 +1,15 @@
 """Lowering: a compute-only schedule becomes a program with transfers, reductions and updates.
 
-Transfers between two devices are posted in one order at both ends, over both directions together:
-the order in which their producers end in the evaluated run. A send follows its producer at once. A
-receive is posted one task or more ahead of the task that needs it, and no later than its message
-sets out, but never before an own send to the same devices that comes earlier in that order.
+The transfers of one direction between two devices are posted in one order at both ends: that in
+which their producers end in the evaluated run. A send follows its producer at once. A receive is
+posted one task or more ahead of the task that needs it, and no later than its message sets out. The
+two directions do not wait for each other: a receive that had to follow an own send would often be
+posted only when its task already waits for it.
 
 Why this cannot deadlock: number all tasks by when they end (ties by one order in which they can
-run). When the first n have run, both ends have posted every transfer whose producer is among them,
-in equal order, so that all of these complete; hence task n+1 finds its inputs.
+run). When the first n have run, task n+1 has posted its receives, with all that come before them in
+their directions; the sends of these have been posted, since their producers are among the first n,
+in equal order. So all of these complete, and task n+1 finds its inputs.
 """
 
 from __future__ import annotations
@@ -115,18 +117,11 @@ def place_sends(posts: list[Post], machine: int) -> dict[int, list[Transfer]]:
 
 def place_receives(posts: list[Post], machine: int, ranks: list[int]) -> dict[int, list[Transfer]]:
     """Receives of a machine by the position of the task that they precede."""
-    after_send: dict[int, int] = {}
-    slots: list[tuple[Post, int]] = []
-    for post in posts:
-        if post.src == machine:
-            after_send[post.dst] = post.producer + 1
-        elif post.dst == machine:
-            set_out = bisect_left(ranks, post.key[0])
-            ahead = min(set_out, max(0, post.consumer - 1))
-            slots.append((post, max(after_send.get(post.src, 0), ahead)))
     receives: dict[int, list[Transfer]] = {}
     latest: dict[int, int] = {}
-    for post, slot in reversed(slots):
+    for post in reversed([post for post in posts if post.dst == machine]):
+        set_out = bisect_left(ranks, post.key[0])
+        slot = min(set_out, max(0, post.consumer - 1))
         # A receive that is needed late still precedes those that its sender posts after it.
         latest[post.src] = min(slot, latest.get(post.src, slot))
         receives.setdefault(latest[post.src], []).append(post.transfer)
