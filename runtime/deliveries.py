@@ -16,6 +16,7 @@ from graphplan.nouns.schedule import Program
 from graphplan.nouns.task import Task, Transfer
 from graphplan_runtime.parcels import Parcel, Piece, Split, list_parcels
 from graphplan_runtime.rows import find_axis
+from graphplan_runtime.transport import NUM_LANES
 
 Sizes = tuple[int, ...]
 MAX_TAG = (1 << 31) - 1
@@ -118,10 +119,14 @@ class Routes:
                 yield src, dst, self._address(parcel, transfer, peer=peer, tag=tag)
 
     def _tag(self, transfer: Transfer, number: int) -> int:
-        """A number that both ends compute and that tells the messages of a step apart."""
+        """A number that both ends compute and that tells the messages of a step apart.
+
+        Its last digit is the micro-batch's, so that neighbours take different lanes (transport.py).
+        """
         num_stages = len(self.split.stages.stages)
-        ends = (transfer.micro_batch * num_stages + transfer.src) * num_stages + transfer.dst
-        return (ends * 64 + number) % (MAX_TAG - 1)
+        block, lane = divmod(transfer.micro_batch, NUM_LANES)
+        ends = (block * num_stages + transfer.src) * num_stages + transfer.dst
+        return ((ends * 64 + number) * NUM_LANES + lane) % (MAX_TAG - 1)
 
     def _address(self, parcel: Parcel, transfer: Transfer, *, peer: int, tag: int) -> Delivery:
         edge, producer, reader = parcel.edge, parcel.producer, parcel.reader

@@ -3,10 +3,11 @@
 Each direction has communicators of its own: the referee's deadlock proof assumes that transfers *of
 one direction* complete in order (nouns/schedule.py), and nothing of the two directions together.
 
-gloo   messages carry tags, so that two groups of all ranks serve: one for messages to higher ranks,
-       one for those to lower ones. With one group for both, a send waits while gloo's thread reads
-       from the same connection; when that thread has pushed the sender off its core in between, it
-       asks for the connection in a loop until its slice ends, which takes milliseconds.
+gloo   messages carry tags, so that a few groups of all ranks serve: for messages to higher ranks
+       and for those to lower ones, and for neighbours in turn. A call for a connection waits
+       while gloo's thread works on it; and when that thread has pushed the caller off its core, it
+       asks for the connection in a loop until its slice ends, which takes milliseconds. So what is
+       posted and what arrives meanwhile should not share a connection.
 NCCL   has no tags and completes the messages of a communicator in the order in which they were
        posted: every ordered pair of devices that exchanges messages has a communicator.
 
@@ -25,6 +26,8 @@ from graphplan_runtime.queues import Queues, Work, find_queues
 
 Group = tuple[int, ...]
 """Devices, sorted."""
+NUM_LANES = 2
+"""Connections from one device to another; a message's tag says which one it takes."""
 
 
 class Transport:
@@ -47,10 +50,8 @@ class Transport:
         self._by_direction: dict[tuple[int, int], dist.ProcessGroup] = {}
         # Every process takes part in making every group, in the same order.
         if self.has_tags:
-            self._upwards, self._downwards = (
-                _as_group(dist.new_group()),
-                _as_group(dist.new_group()),
-            )
+            self._upwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
+            self._downwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
         else:
             for src, dst in sorted(set(pairs)):
                 made = dist.new_group([src, dst], backend="nccl")
@@ -65,16 +66,16 @@ class Transport:
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         """Post a send; the tensor must stay as it is until the work is done."""
         if self.has_tags:
-            group = self._upwards if peer > self.rank else self._downwards
-            return group.send([tensor], peer, tag)
+            lanes = self._upwards if peer > self.rank else self._downwards
+            return lanes[tag % NUM_LANES].send([tensor], peer, tag)
         pair = self._by_direction[self.rank, peer]
         return self.queues.send(tensor, lambda: pair.send([tensor], int(peer > self.rank), 0))
 
     def receive(self, buffer: torch.Tensor, peer: int, tag: int) -> Work:
         """Post a receive into a buffer."""
         if self.has_tags:
-            group = self._downwards if peer > self.rank else self._upwards
-            return group.recv([buffer], peer, tag)
+            lanes = self._downwards if peer > self.rank else self._upwards
+            return lanes[tag % NUM_LANES].recv([buffer], peer, tag)
         pair = self._by_direction[peer, self.rank]
         return self.queues.receive(lambda: pair.recv([buffer], int(peer > self.rank), 0))
 
