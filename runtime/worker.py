@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
+from graphplan_runtime.allocator import keep_freed_memory
 from graphplan_runtime.board import Board
 from graphplan_runtime.failures import Failure, describe_error, write_failure
 from graphplan_runtime.launch import FOLDER
@@ -176,6 +177,7 @@ def choose_device(options: RunOptions) -> torch.device:
         )
         kind = found.type if found is not None else "cpu"
     if kind == "cpu":
+        keep_freed_memory()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
     device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
