@@ -12,6 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from graphplan.nouns.cluster import Cluster, Link
 
 
@@ -29,6 +31,29 @@ def allreduce_time(cluster: Cluster, devices: Sequence[int], num_bytes: int) -> 
     if slowest is None:
         return flat
     return min(flat, _two_level_time(cluster.link, slowest, sizes, num_bytes))
+
+
+def least_allreduce_time(cluster: Cluster, count: int, num_bytes: int) -> float:
+    """The least such time of any `count` devices: evenly over so many nodes, on the best links.
+
+    For a given number of nodes, even shares make the largest one smallest and the smallest one
+    largest, and both only help; that nodes may be too small is left out.
+    """
+    if count < 2 or num_bytes == 0:
+        return 0.0
+    inside = max((node.link for node in cluster.nodes), key=lambda link: link.bandwidth_bytes_per_s)
+    quickest = min(node.link.latency_s for node in cluster.nodes)
+    inside = msgspec.structs.replace(inside, latency_s=quickest)
+    largest = max(len(node.devices) for node in cluster.nodes)
+    found = [_flat_time(inside, count, num_bytes)] if count <= largest else []
+    if len(cluster.nodes) > 1:
+        found.append(_flat_time(cluster.link, count, num_bytes))
+    for num_nodes in range(2, min(count, len(cluster.nodes) + 1)):
+        if -(-count // num_nodes) <= largest:
+            low, extra = divmod(count, num_nodes)
+            sizes = Counter({node: low + (node < extra) for node in range(num_nodes)})
+            found.append(_two_level_time(cluster.link, inside, sizes, num_bytes))
+    return min(found)
 
 
 def _flat_time(link: Link, count: int, num_bytes: int) -> float:

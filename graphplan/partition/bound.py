@@ -20,19 +20,15 @@ Both at once. T >= work(n) and T >= path(n) hold for the plan's own n, so that T
     path >= sum_v min_n (m a_v(n) + (1-m) p_v(n)) for every m in [0, 1]: large n make work cheap and
     paths long, and no plan can have it both ways. The best path for a given m is a longest path.
 
-Node. The device of v is busy M_v (f+i+w); before its first forward lies the longest forward path
-    to v, after its last input gradient the longest way back. T >= head + max(M (f+i+w), M (f+i) +
-    tail), the least over all legal (n, r). Nodes of head or tail that share v's stage are part of
-    that stage's time at least once, so that nothing is counted twice. A pinned node has r = 1, and
-    all nodes that are pinned to one device add up.
+Single nodes. See nodebound.py: what a node takes with the replicas that it needs, and what all
+    devices take if it has them. Nodes that are pinned to one device add up.
 
-Transfers and reductions count nothing here. Without a barrier between steps only work and pinned
-devices bound the period.
+Transfers count nothing here. Without a barrier between steps only work and pinned devices bound the
+period.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -42,6 +38,7 @@ import numpy
 from graphplan.cost.model import CostModel, bytes_per_trained_element
 from graphplan.nouns.plan import Bound
 from graphplan.nouns.problem import Floats, Ints, Problem
+from graphplan.partition.nodebound import NodeCosts, bound_nodes
 
 MIXES = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)
 """Values of m that are tried; each gives a valid bound."""
@@ -50,46 +47,23 @@ ROUNDING = 1 - 1e-12
 
 
 @lru_cache(maxsize=4)  # every solver of one search asks for the same bound
-def bound_step(problem: Problem, *, barrier: bool = True) -> Bound:
-    """The largest of the bounds above; `barrier` says whether every batch runs to its end."""
+def bound_step(problem: Problem, *, barrier: bool = True, local_steps: int = 1) -> Bound:
+    """The largest of the bounds above; `barrier` says whether every batch runs to its end, and
+    gradients are reduced in every `local_steps`-th batch."""
     costs = _collect_costs(problem)
     if not numpy.isfinite(costs.least_work).all():
         v = int(costs.least_work.argmax())
         return Bound(step_s=math.inf, proof=f"node {problem.nodes[v].name!r} fits no device")
     bounds = [_bound_work(problem, costs), _bound_pinned(problem, costs)]
     if barrier:
-        bounds += [_bound_jointly(problem, costs), _bound_nodes(problem, costs)]
+        gradients = _gradient_readers(problem)
+        bounds.append(_bound_jointly(problem, costs))
+        bounds += bound_nodes(problem, costs, gradients, local_steps=local_steps)
     best = max(bounds, key=lambda bound: bound.step_s)
     return Bound(step_s=best.step_s * ROUNDING, proof=best.proof)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Costs:
-    """Arrays [size, node], the best of all device types; infinity where the node does not fit."""
-
-    work: Floats
-    """l_k a_v(k, n)"""
-    forward: Floats
-    """f"""
-    through: Floats
-    """f + i"""
-    whole: Floats
-    """f + i + w"""
-    inputs: Floats
-    """[node]: i at the best size"""
-    weights: Floats
-    """[node]: w at the best size"""
-    update_s: float
-    """Memory traffic of all updates, weighed with l_k."""
-
-    @property
-    def least_work(self) -> Floats:
-        """By node."""
-        least: Floats = self.work.min(axis=0)
-        return least
-
-
-def _collect_costs(problem: Problem) -> _Costs:
+def _collect_costs(problem: Problem) -> NodeCosts:
     counts = numpy.bincount(problem.type_index_by_device, minlength=len(problem.cluster.types))
     used = numpy.flatnonzero(counts)
     backward = problem.needs_backward[None, None, :]
@@ -100,13 +74,14 @@ def _collect_costs(problem: Problem) -> _Costs:
     samples = numpy.array(problem.sample_sizes, dtype=float)[None, :, None]
     seconds = problem.training.batch_size * (forward + inputs + weights) / samples + blocked
     shares = _weigh_types(counts[used], seconds)
-    return _Costs(
+    return NodeCosts(
         work=(shares[:, None, None] * seconds).min(axis=0),
         forward=(forward + blocked).min(axis=0),
         through=(forward + inputs + blocked).min(axis=0),
         whole=(forward + inputs + weights + blocked).min(axis=0),
         inputs=inputs.min(axis=(0, 1)),
         weights=weights.min(axis=(0, 1)),
+        least_share=float(shares.min()),
         update_s=_weigh_update(problem, dict(zip(used.tolist(), shares.tolist(), strict=True))),
     )
 
@@ -150,14 +125,14 @@ def _weigh_update(problem: Problem, share_by_type: Mapping[int, float]) -> float
     )
 
 
-def _bound_work(problem: Problem, costs: _Costs) -> Bound:
+def _bound_work(problem: Problem, costs: NodeCosts) -> Bound:
     step_s = float(costs.least_work.sum()) + costs.update_s
     return Bound(
         step_s=step_s, proof=f"all work spread evenly over {len(problem.cluster.devices)} devices"
     )
 
 
-def _bound_pinned(problem: Problem, costs: _Costs) -> Bound:
+def _bound_pinned(problem: Problem, costs: NodeCosts) -> Bound:
     """Whatever is pinned to one device runs there one after the other."""
     busy: dict[int, float] = {}
     for node, device in problem.pins.items():
@@ -168,7 +143,7 @@ def _bound_pinned(problem: Problem, costs: _Costs) -> Bound:
     return Bound(step_s=busy.get(device, 0.0), proof=f"the nodes pinned to device {device}")
 
 
-def _bound_jointly(problem: Problem, costs: _Costs) -> Bound:
+def _bound_jointly(problem: Problem, costs: NodeCosts) -> Bound:
     """Work and path at once, for the best of a few mixes."""
     found = [(_mix(problem, costs, share), share) for share in MIXES]
     step_s, share = max(found)
@@ -180,7 +155,7 @@ def _bound_jointly(problem: Problem, costs: _Costs) -> Bound:
     )
 
 
-def _mix(problem: Problem, costs: _Costs, share: float) -> float:
+def _mix(problem: Problem, costs: NodeCosts, share: float) -> float:
     least = share * costs.least_work if share else numpy.zeros(problem.num_nodes)
     extra = [
         (share * costs.work + (1 - share) * path if share else path).min(axis=0) - least
@@ -216,48 +191,3 @@ def _gradient_readers(problem: Problem) -> list[set[int]]:
         if flow.owner is not None and flow.needs_grad:
             found[flow.owner].update(flow.readers)
     return found
-
-
-def _bound_nodes(problem: Problem, costs: _Costs) -> Bound:
-    """The heaviest node with the ways before and after it."""
-    heads, tails = _measure_ways(problem, costs)
-    step_s = numpy.full(problem.num_nodes, math.inf)
-    free = numpy.array([v not in problem.pins for v in range(problem.num_nodes)])
-    for size, replicas in _list_splits(problem):
-        index = problem.size_index[size // replicas]
-        count = problem.training.batch_size // size
-        through, whole = count * costs.through[index], count * costs.whole[index]
-        total = heads + numpy.maximum(whole, through + tails)
-        allowed = free if replicas > 1 else numpy.ones_like(free)
-        step_s = numpy.where(allowed, numpy.minimum(step_s, total), step_s)
-    v = int(step_s.argmax())
-    return Bound(
-        step_s=float(step_s[v]),
-        proof=f"node {problem.nodes[v].name!r} on the devices that may share it",
-    )
-
-
-def _list_splits(problem: Problem) -> list[tuple[int, int]]:
-    """Legal pairs of micro-batch size and replicas; for equal samples only the most replicas."""
-    most: dict[tuple[int, int], tuple[int, int]] = {}
-    for size in problem.micro_batch_sizes:
-        for samples in problem.sample_sizes:
-            replicas, rest = divmod(size, samples)
-            if not rest and 1 <= replicas <= len(problem.cluster.devices):
-                key = (samples, min(replicas, 2))
-                most[key] = max(most.get(key, (0, 0)), (size, replicas))
-    return sorted(set(most.values()))
-
-
-def _measure_ways(problem: Problem, costs: _Costs) -> tuple[Floats, Floats]:
-    """By node, the longest forward path before it and the longest way back after its gradient."""
-    forward = costs.forward.min(axis=0).tolist()
-    inputs, weights = costs.inputs.tolist(), costs.weights.tolist()
-    heads, tails = [0.0] * problem.num_nodes, [0.0] * problem.num_nodes
-    gradients = _gradient_readers(problem)
-    for v in range(problem.num_nodes):
-        for u in problem.successors[v]:
-            heads[u] = max(heads[u], heads[v] + forward[v])
-        for u in gradients[v]:
-            tails[u] = max(tails[u], inputs[v] + max(weights[v], tails[v]))
-    return numpy.array(heads), numpy.array(tails)

@@ -143,6 +143,8 @@ def collect_plan(
     bound = answer.bound
     if not ready.policy.is_synchronous:
         bound = bound_step(cost.problem, barrier=False)
+    elif ready.policy.local_steps > 1:
+        bound = bound_step(cost.problem, local_steps=ready.policy.local_steps)
     plan = Plan(
         model=describe_model(graph),
         cluster=cost.problem.cluster,

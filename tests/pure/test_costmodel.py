@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import msgspec
 import pytest
 
-from graphplan.cost.allreduce import allreduce_time
+from graphplan.cost.allreduce import allreduce_time, least_allreduce_time
 from graphplan.cost.model import CostModel
 from graphplan.cost.rows import share_rows
 from graphplan.errors import CutError, InvalidOption
@@ -166,6 +167,24 @@ def test_allreduce_takes_the_better_algorithm() -> None:
     fast = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
     nodes = make_cluster(8, devices_per_node=4, inside=fast, between=slow)
     assert allreduce_time(nodes, range(8), 80) == pytest.approx(2 * 20 / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["pair", "node"])
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 6])
+def test_the_least_allreduce_is_that_of_the_best_devices(
+    per_node: int, scope: Literal["pair", "node"]
+) -> None:
+    """Every choice of devices takes at least that long, and one of them just as long."""
+    inside = Link(bandwidth_bytes_per_s=300.0, latency_s=0.5)
+    between = Link(bandwidth_bytes_per_s=100.0, latency_s=1.0, scope=scope)
+    cluster = make_cluster(12, devices_per_node=per_node, inside=inside, between=between)
+    for count, num_bytes in itertools.product((1, 2, 3, 4, 6, 12), (0, 50, 5000)):
+        found = [
+            allreduce_time(cluster, devices, num_bytes)
+            for devices in itertools.combinations(range(12), count)
+        ]
+        least = least_allreduce_time(cluster, count, num_bytes)
+        assert least == pytest.approx(min(found)), (count, num_bytes)
 
 
 def test_parts_must_cover_and_be_acyclic() -> None:

@@ -266,6 +266,30 @@ def test_one_micro_batch_bounds_by_its_path() -> None:
     assert "longest path" in bound.proof
 
 
+def test_reductions_bound_nodes_that_need_many_devices() -> None:
+    """8 s alone and 1 s on eight devices, but then 2 (8-1)/8 400 B / 64 B/s of reduction; two are
+    best."""
+    link = Link(bandwidth_bytes_per_s=64.0, latency_s=0.0)
+    problem = make_problem_by_hand(
+        [1 / 3],
+        [],
+        trained_elements=[100],
+        cluster=make_cluster(8, devices_per_node=8, inside=link),
+    )
+    steps = [8 / r + 2 * (r - 1) / r * 400 / 64 for r in (1, 2, 4, 8)]
+    assert bound_step(problem).step_s == pytest.approx(min(steps), rel=1e-5)
+    assert bound_step(problem, local_steps=10).step_s < min(steps)
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(max_nodes=2, max_devices=4))
+def test_no_plan_with_replicas_beats_the_bound(problem: Problem) -> None:
+    """The same with fewer nodes and up to four devices in two nodes."""
+    bound = bound_step(problem)
+    for stages in list_plans(problem):
+        assert bound.step_s <= measure_best_schedule(problem, stages) * (1 + 1e-9), bound.proof
+
+
 def test_pinned_nodes_bound_by_their_device() -> None:
     """Two of four equal nodes on one device: half of the work runs there."""
     pins = {0: 1, 3: 1}
