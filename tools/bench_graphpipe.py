@@ -32,7 +32,12 @@ from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.planner.evaluate import evaluate_stages, make_confirmer, make_evaluator
+from graphplan.planner.evaluate import (
+    evaluate_stages,
+    make_confirmer,
+    make_evaluator,
+    make_rehearser,
+)
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import schedule_best
@@ -132,7 +137,10 @@ def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any
     row: dict[str, Any] = {"solver": solver, "step_s": None, "sequential_s": None}
     started, cpu = time.perf_counter(), time.process_time()
     request = Request(
-        evaluate=make_evaluator(cost), confirm=make_confirmer(cost), time_limit_s=time_limit_s
+        evaluate=make_evaluator(cost),
+        confirm=make_confirmer(cost),
+        rehearse=make_rehearser(cost),
+        time_limit_s=time_limit_s,
     )
     try:
         answer = solve_problem(problem, solver, request)

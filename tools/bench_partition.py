@@ -37,7 +37,7 @@ from graphplan.nouns.table import ProfileTable
 from graphplan.partition import SOLVERS, solve_problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.planner.collect import collect_plan, schedule_prices
-from graphplan.planner.evaluate import make_confirmer, make_evaluator
+from graphplan.planner.evaluate import make_confirmer, make_evaluator, make_rehearser
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import schedule_best
@@ -249,6 +249,7 @@ def run_plan(job: Job) -> dict[str, Any]:
     request = Request(
         evaluate=make_evaluator(cost),
         confirm=make_confirmer(cost),
+        rehearse=make_rehearser(cost),
         time_limit_s=job.time_limit_s,
         seed=job.seed,
     )

@@ -25,6 +25,8 @@ class Request:
     evaluate: Evaluate
     confirm: Evaluate | None = None
     """A slower and closer evaluation, for what would be the best so far."""
+    rehearse: Evaluate | None = None
+    """About what the best schedule will take: slow, for the last few candidates."""
     time_limit_s: float = 5.0
     seed: int = 0
     progress: Progress | None = None
@@ -36,6 +38,11 @@ class Request:
     def seconds_left(self) -> float:
         """Time that remains of the limit."""
         return self.time_limit_s - (time.perf_counter() - self.started_s)
+
+    @property
+    def share_left(self) -> float:
+        """The same as a share of the limit."""
+        return self.seconds_left / self.time_limit_s if self.time_limit_s > 0 else 0.0
 
 
 class Answer(Noun, frozen=True, kw_only=True):

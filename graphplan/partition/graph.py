@@ -4,6 +4,8 @@
    most promising micro-batch sizes and device units (candidates.py, treesearch.py).
 2. Answers of other planners join them (seeds.py), so that none of them is better.
 3. A local search climbs from the best of both and wanders on from what it found (localsearch.py).
+4. The best are rehearsed with the orders that the schedule may choose, and the search climbs on by
+   what the rehearsals say (finals.py).
 
 What it spends is counted, not timed: the time limit only ends searches that would go on.
 """
@@ -24,6 +26,7 @@ from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.partition.candidates import Candidate, CandidateSearch
 from graphplan.partition.choose import Chooser
 from graphplan.partition.decompose import find_primes
+from graphplan.partition.finals import choose_finalists, count_rehearsals
 from graphplan.partition.localsearch import Budget, LocalSearch, canonical
 from graphplan.partition.scene import Draft, is_legal_draft
 from graphplan.partition.seeds import ask_planners, make_draft
@@ -43,6 +46,8 @@ PATIENCE = 30
 """Wanderings in a row without a better draft after which it ends."""
 DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
+PROPOSED_UNTIL, ASKED_UNTIL, IMPROVED_UNTIL = 0.35, 0.55, 0.8
+"""Shares of the time limit at which the first three phases end if they did not end before."""
 APPRAISING_S, EVALUATING_S = 1.0, 0.7
 """About what the local search may take, on a computer of 2024."""
 
@@ -65,16 +70,23 @@ class GraphSearch:
         self.appraiser = Appraiser(self.cost)
         self.times = measure_times(problem)
         self.step_by_draft: dict[frozenset[Part], float] = {}
+        self.rehearsed_by_draft: dict[frozenset[Part], float] = {}
+        self.until = PROPOSED_UNTIL
+        """Share of the time at which the present phase ends."""
         self.note = ""
 
     def run(self) -> None:
         """Propose, evaluate, improve."""
         drafts = self._take(list(self.request.known.values()))
         drafts += self._propose()
-        drafts += self._take(ask_planners(self.problem, self.request))
+        self.until = ASKED_UNTIL
+        drafts += self._take(ask_planners(self.problem, self.request, until=self.until))
         ranked = sorted((self.evaluate(draft), i) for i, draft in enumerate(drafts))
         if ranked:
+            self.until = IMPROVED_UNTIL if self.request.rehearse is not None else 1.0
             self._improve([drafts[i] for _, i in ranked])
+            self.until = 1.0
+            self._rehearse_best()
 
     def evaluate(self, draft: Draft) -> float:
         """Step seconds of a draft, remembered."""
@@ -90,8 +102,12 @@ class GraphSearch:
             return math.inf
 
     def is_done(self) -> bool:
-        """Whether the time is up, or nothing is left to gain."""
-        return self.chooser.is_late() or self.chooser.is_close(DONE_GAP)
+        """Whether the time of the phase is up, or nothing is left to gain."""
+        return self.is_late() or self.chooser.is_close(DONE_GAP)
+
+    def is_late(self) -> bool:
+        """Whether the time of the phase is up."""
+        return self.request.share_left <= 1 - self.until
 
     # -- drafts ----------------------------------------------------------------------------------
 
@@ -115,7 +131,7 @@ class GraphSearch:
             self.times,
             max_items=MAX_ITEMS,
             max_settings=MAX_SETTINGS,
-            is_late=self.chooser.is_late,
+            is_late=self.is_late,
         )
         primes = len(find_primes(search.tree))
         self.note = f"{primes} prime modules" if primes else "series-parallel"
@@ -149,6 +165,33 @@ class GraphSearch:
             found, step_s = search.climb(away)
             pool[canonical(found)] = (step_s, found)
             misses = 0 if self.chooser.step_s < least_s else misses + 1
+
+    def _rehearse_best(self) -> None:
+        """Rehearse the best drafts, then climb from the best of those."""
+        best = self.chooser.best
+        if self.request.rehearse is None or best is None:
+            return
+        count = count_rehearsals(best, self.problem.training.batch_size)
+        steps: dict[Draft, float] = {}
+        for draft in choose_finalists(self.step_by_draft, count // 2):
+            if self.is_done():
+                return
+            steps[draft] = self.rehearse(draft)
+        budget = Budget(num_appraisals=100 * count, num_evaluations=count - count // 2)
+        search = LocalSearch(self.appraiser, self.times.work, self.rehearse, self.is_done, budget)
+        for draft in sorted(steps, key=lambda draft: steps[draft])[:NUM_CLIMBED]:
+            if not search.is_over():
+                search.climb(draft)
+
+    def rehearse(self, draft: Draft) -> float:
+        """Step seconds of a draft under the order that suits it best, remembered."""
+        assert self.request.rehearse is not None
+        key = canonical(draft)
+        if key not in self.rehearsed_by_draft:
+            stages = assemble_stages(self.problem, draft)
+            self.rehearsed_by_draft[key] = self.request.rehearse(stages)
+            self.chooser.keep(stages, self.rehearsed_by_draft[key])
+        return self.rehearsed_by_draft[key]
 
     def _allot(self, num_parts: int) -> Budget:
         """A budget that takes about equally long whatever the size of the problem."""

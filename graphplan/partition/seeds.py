@@ -25,31 +25,31 @@ PLANNERS = (
 """Names, and the time limits from which on they are asked."""
 MAX_NODES = 2000
 """Nodes above which none is asked."""
-MAX_SHARE = 0.3
+MAX_SHARE = 0.4
 """Share of the time that is left which one planner may take."""
 
 
-def ask_planners(problem: Problem, request: Request) -> Iterator[Answer]:
-    """Answers of planners that were not asked yet, as far as size and time limit allow."""
+def ask_planners(problem: Problem, request: Request, *, until: float) -> Iterator[Answer]:
+    """Answers of planners that were not asked yet, as far as size and time limit allow; nobody is
+    asked after this share of the time."""
     if problem.num_nodes > MAX_NODES:
         return
     for name, least_s in PLANNERS:
-        if request.time_limit_s < least_s or request.seconds_left <= 0:
+        left_s = (request.share_left - (1 - until)) * request.time_limit_s
+        if request.time_limit_s < least_s or left_s <= 0:
             continue
         if name not in request.known:
-            answer = _ask(problem, name, request)
+            answer = _ask(problem, name, request, MAX_SHARE * left_s)
             if answer is not None:
                 yield answer
                 if answer.interrupted:
                     raise KeyboardInterrupt
 
 
-def _ask(problem: Problem, name: str, request: Request) -> Answer | None:
+def _ask(problem: Problem, name: str, request: Request, seconds: float) -> Answer | None:
     """One planner's answer, within its share of the time; what it finds is known from then on."""
     spent_s = request.time_limit_s - request.seconds_left
-    limited = dataclasses.replace(
-        request, time_limit_s=spent_s + MAX_SHARE * request.seconds_left, progress=None
-    )
+    limited = dataclasses.replace(request, time_limit_s=spent_s + seconds, progress=None)
     try:
         return solve_problem(problem, name, limited)
     except GraphplanError:

@@ -24,6 +24,7 @@ from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.queued import has_contention, measure_queued
 from graphplan.schedule.quick import is_plain, measure_1f1b
+from graphplan.schedule.rehearse import rehearse_orders
 
 Window = tuple[int, int]
 """Further micro-batches between which the pace of a pipeline in full swing is measured."""
@@ -31,6 +32,10 @@ WINDOWS: tuple[Window, Window] = ((0, 6), (8, 24))
 """With one stage on a device, and with several, whose turns take longer to settle."""
 LONG_WINDOWS: tuple[Window, Window] = ((24, 48), (64, 128))
 """The same for candidates that look best."""
+REHEARSED: Window = (8, 20)
+"""The same for rehearsals, whatever the stages."""
+SEARCHED = ("auto", "list", "cpsat")
+"""Schedules that are searched for, so that a rehearsal says more than 1F1B does."""
 
 
 def make_evaluator(
@@ -63,6 +68,38 @@ def make_confirmer(
     if options.objective != "throughput" or options.policy != "flush":
         return None
     return partial(evaluate_stages, cost, sequential=sequential, windows=LONG_WINDOWS)
+
+
+def make_rehearser(
+    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
+) -> Evaluate | None:
+    """About what the best schedule takes, for the best few; None where 1F1B is all there is."""
+    if options.objective != "throughput" or options.policy != "flush":
+        return None
+    if options.schedule not in SEARCHED:
+        return None
+    return partial(rehearse_stages, cost, sequential=sequential)
+
+
+def rehearse_stages(cost: CostModel, stages: StageGraph, *, sequential: bool = False) -> float:
+    """Step seconds of the best of a few quick orders; infinity when a device cannot hold it."""
+    priced = cost.price_stages(stages)
+    if sequential:
+        priced = chain_stages(priced)
+    if not fits_once(priced):
+        return float("inf")
+    near, far = (shorten_batch(priced, num_further=num) for num in REHEARSED)
+    steps = rehearse_orders(near)
+    left, further = priced.batch_size - near.batch_size, far.batch_size - near.batch_size
+    if left:
+        busiest_s = _measure_busiest(priced)
+        steps = [
+            step_s + left * max((longer_s - step_s) / further, busiest_s)
+            for step_s, longer_s in zip(steps, rehearse_orders(far), strict=True)
+            if longer_s < float("inf")
+        ]
+    step_s = min(steps, default=float("inf"))
+    return max(step_s, priced.batch_size * measure_channels(priced))
 
 
 def evaluate_stages(
@@ -101,10 +138,7 @@ def _measure_batch(priced: PricedStages, window: Window) -> float:
     if not left or step_s == float("inf"):
         return step_s
     pace_s = (_measure_order(far) - step_s) / (far.batch_size - near.batch_size)
-    busiest_s = max(
-        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
-    )
-    return step_s + left * max(pace_s, busiest_s)
+    return step_s + left * max(pace_s, _measure_busiest(priced))
 
 
 def _measure_order(priced: PricedStages) -> float:
@@ -152,6 +186,13 @@ def shorten_batch(priced: PricedStages, *, num_further: int) -> PricedStages:
     depth = max(priced.heights) + 1
     kept = min(priced.batch_size, _largest_micro_batch(priced) * (depth + 4 + num_further))
     return msgspec.structs.replace(priced, batch_size=kept)
+
+
+def _measure_busiest(priced: PricedStages) -> float:
+    """Seconds of one sample on the busiest device."""
+    return max(
+        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
+    )
 
 
 def _seconds_per_sample(priced: PricedStages, s: int) -> float:

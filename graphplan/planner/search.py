@@ -23,7 +23,7 @@ from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Progress, Request
 from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
-from graphplan.planner.evaluate import make_confirmer, make_evaluator
+from graphplan.planner.evaluate import make_confirmer, make_evaluator, make_rehearser
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, pose_problem
 from graphplan.planner.streaming import offer_policies
@@ -142,6 +142,7 @@ def make_request(
     return Request(
         evaluate=make_evaluator(cost, options, sequential=sequential),
         confirm=make_confirmer(cost, options, sequential=sequential),
+        rehearse=make_rehearser(cost, options, sequential=sequential),
         time_limit_s=(SEQUENTIAL_SHARE if sequential else SOLVER_SHARE) * options.time_limit_s,
         seed=options.seed,
         progress=progress,

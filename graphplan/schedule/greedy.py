@@ -7,8 +7,9 @@ priorities, the patience and whether backwards are split. The 1F1B order is in t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from itertools import islice, product
 
 from graphplan.errors import InvalidOption, NoFeasiblePlan
@@ -25,6 +26,14 @@ from graphplan.schedule.priorities import follow_orders, measure_tails, rank_pri
 from graphplan.schedule.shop import Shop, make_shop, name_tasks, number_tasks
 
 Limits = tuple[int, ...]
+LEVELS: tuple[tuple[str, ...], tuple[str, ...]] = (
+    ("FGW", "any", "GFW"),
+    ("any", "GFW", "FGW", "GWF"),
+)
+"""Priorities to try with whole and with split backwards, best first."""
+TURNS = "turns"
+"""Priorities by the turns that stages of one device take."""
+PATIENCES = (0.0, 0.5, 1.0)
 
 
 def build_list(
@@ -69,20 +78,42 @@ def try_starts(pool: Pool, *, allow_split: bool, num_starts: int | None = None) 
 
 
 def list_starts(pool: Pool, *, allow_split: bool) -> Iterator[Rules]:
-    """Limits x priorities x patience, whole backwards first."""
+    """Limits x priorities x patience, so that the first few differ most; whole backwards first."""
     shop = pool.shop
-    terms = measure_terms(shop, allow_split=allow_split)
-    for halves in (False, True) if allow_split else (False,):
-        split = tuple(halves and price.needs_backward for price in shop.priced.stages)
-        tails = measure_tails(shop, pool.durations(split), split=split)
-        levels = ("GFW", "FGW", "GWF", "any") if halves else ("GFW", "FGW", "any")
-        ranked = [rank_priorities(shop, tails, levels=name) for name in levels]
-        if is_shared(shop) and len(set(shop.count_by_stage)) == 1:
-            ranked.insert(0, follow_orders(shop, order_turns(shop)))
-        for limits, priorities, patience in product(
-            list_limits(shop, terms), ranked, (0.0, 0.5, 1.0)
-        ):
-            yield Rules(split, limits, priorities, patience)
+    limits = list_limits(shop, measure_terms(shop, allow_split=allow_split))
+    choices = [
+        (rank, halves, level, limit, patience)
+        for halves in ((False, True) if allow_split else (False,))
+        for rank, level, limit, patience in _rank_choices(shop, LEVELS[halves], limits)
+    ]
+    priorities_of = cache(partial(_find_priorities, pool))
+    for _, halves, level, limit, patience in sorted(choices, key=lambda choice: choice[:2]):
+        yield Rules(_split_all(shop, halves), limit, priorities_of(halves, level), patience)
+
+
+def _rank_choices(
+    shop: Shop, levels: Sequence[str], limits: Sequence[Limits]
+) -> Iterator[tuple[int, str, Limits, float]]:
+    """Every choice with the sum of its positions: those of low rank vary in one thing at a time."""
+    if is_shared(shop) and len(set(shop.count_by_stage)) == 1:
+        levels = (TURNS, *levels)
+    for (i, level), (j, limit), (k, patience) in product(
+        enumerate(levels), enumerate(limits), enumerate(PATIENCES)
+    ):
+        yield i + j + 3 * k, level, limit, patience
+
+
+def _find_priorities(pool: Pool, halves: bool, level: str) -> list[float]:
+    shop = pool.shop
+    if level == TURNS:
+        return follow_orders(shop, order_turns(shop))
+    split = _split_all(shop, halves)
+    tails = measure_tails(shop, pool.durations(split), split=split)
+    return rank_priorities(shop, tails, levels=level)
+
+
+def _split_all(shop: Shop, halves: bool) -> tuple[bool, ...]:
+    return tuple(halves and price.needs_backward for price in shop.priced.stages)
 
 
 def is_shared(shop: Shop) -> bool:
@@ -91,7 +122,7 @@ def is_shared(shop: Shop) -> bool:
 
 
 def list_limits(shop: Shop, terms: list[StageTerms]) -> list[Limits]:
-    """In-flight limits to try, each within the memory of its device."""
+    """In-flight limits to try, each within the memory of its device, the most different first."""
     priced = shop.priced
     house = [each.in_flight for each in terms]
     sizes = [price.micro_batch_size for price in priced.stages]
@@ -101,7 +132,7 @@ def list_limits(shop: Shop, terms: list[StageTerms]) -> list[Limits]:
         math.ceil((t.forward_s + t.round_trip_s + t.gradient_s) / period) if period else 1
         for t in terms
     ]
-    wanted = [base, [x + 1 for x in base], [x + 1 for x in trips], [2 * x for x in base], house]
+    wanted = [house, base, [2 * x for x in base], [x + 1 for x in trips], [x + 1 for x in base]]
     if is_shared(shop):
         wanted.append([max(sizes) // size for size in sizes])  # the least that lets samples flow
     capped = [tuple(map(min, each, house)) for each in wanted]
