@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from itertools import islice
 
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition.assemble import Part
+from graphplan.partition.appraise import Appraiser
 from graphplan.partition.scene import Draft
 
-FINAL_SLACK = 0.35
-"""How much worse than the best a finalist may look before its rehearsal."""
+MAX_DRAFTS = 400
+"""Drafts that are appraised once more."""
 REHEARSING_S, TASK_S = 1.2, 1.5e-4
 """About what rehearsals may take, and what one task adds to one, on a computer of 2024."""
 NUM_FURTHER = 24
@@ -27,15 +28,18 @@ def count_rehearsals(stages: StageGraph, batch_size: int) -> int:
     return min(MAX_REHEARSALS, int(REHEARSING_S / (TASK_S * num_tasks)))
 
 
-def choose_finalists(step_by_draft: Mapping[frozenset[Part], float], count: int) -> list[Draft]:
-    """The best drafts, half of them whatever they are, then the best one of every kind."""
-    least_s = min(step_by_draft.values())
-    close = [key for key, step_s in step_by_draft.items() if step_s <= least_s * (1 + FINAL_SLACK)]
-    close.sort(key=lambda key: step_by_draft[key])
-    drafts: list[Draft] = [tuple(sorted(key, key=lambda part: part.nodes)) for key in close]
+def choose_finalists(drafts: Iterable[Draft], appraiser: Appraiser, count: int) -> list[Draft]:
+    """The best drafts by a relaxed appraisal: half of them whatever they are, then the best one of
+    every micro-batch size and number of device groups."""
+    step_by_draft: dict[Draft, float] = {}
+    for draft in islice(drafts, MAX_DRAFTS):
+        appraisal = appraiser.appraise(draft)
+        if appraisal is not None and not appraisal.excess_bytes:
+            step_by_draft[draft] = appraisal.step_s
+    ranked = sorted(step_by_draft, key=lambda draft: step_by_draft[draft])
     first_by_kind: dict[tuple[int, int], Draft] = {}
-    for draft in drafts:
+    for draft in ranked:
         groups = {part.devices for part in draft}
         first_by_kind.setdefault((draft[0].micro_batch_size, len(groups)), draft)
-    chosen = dict.fromkeys([*drafts[: count // 2], *first_by_kind.values(), *drafts])
+    chosen = dict.fromkeys([*ranked[: (count + 1) // 2], *first_by_kind.values(), *ranked])
     return list(chosen)[:count]

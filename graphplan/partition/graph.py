@@ -71,6 +71,8 @@ class GraphSearch:
         self.times = measure_times(problem)
         self.step_by_draft: dict[frozenset[Part], float] = {}
         self.rehearsed_by_draft: dict[frozenset[Part], float] = {}
+        self.proposed: list[Draft] = []
+        """By the dynamic program, also those that were not evaluated."""
         self.until = PROPOSED_UNTIL
         """Share of the time at which the present phase ends."""
         self.note = ""
@@ -138,6 +140,7 @@ class GraphSearch:
         found: dict[frozenset[Part], Candidate] = {}
         for candidate in search.run():
             found.setdefault(canonical(candidate.draft), candidate)
+        self.proposed = [candidate.draft for candidate in found.values()]
         ranked = sorted(found.values(), key=lambda each: each.step_s)
         first_by_size: dict[int, Candidate] = {}
         for candidate in ranked:
@@ -171,17 +174,24 @@ class GraphSearch:
         best = self.chooser.best
         if self.request.rehearse is None or best is None:
             return
+        relaxed = Appraiser(self.cost, relaxed=True)
         count = count_rehearsals(best, self.problem.training.batch_size)
         steps: dict[Draft, float] = {}
-        for draft in choose_finalists(self.step_by_draft, count // 2):
+        for draft in choose_finalists(self._list_known(), relaxed, count // 3):
             if self.is_done():
                 return
             steps[draft] = self.rehearse(draft)
-        budget = Budget(num_appraisals=100 * count, num_evaluations=count - count // 2)
-        search = LocalSearch(self.appraiser, self.times.work, self.rehearse, self.is_done, budget)
+        budget = Budget(num_appraisals=150 * count, num_evaluations=count - count // 3)
+        search = LocalSearch(relaxed, self.times.work, self.rehearse, self.is_done, budget)
         for draft in sorted(steps, key=lambda draft: steps[draft])[:NUM_CLIMBED]:
             if not search.is_over():
                 search.climb(draft)
+
+    def _list_known(self) -> list[Draft]:
+        """Drafts of the search so far, the best ones first, then those that were only proposed."""
+        evaluated = sorted(self.step_by_draft, key=lambda draft: self.step_by_draft[draft])
+        keys = dict.fromkeys([*evaluated, *map(canonical, self.proposed)])
+        return [tuple(sorted(key, key=lambda part: part.nodes)) for key in keys]
 
     def rehearse(self, draft: Draft) -> float:
         """Step seconds of a draft under the order that suits it best, remembered."""

@@ -12,9 +12,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from graphplan.nouns.problem import Floats
-from graphplan.partition.appraise import Appraisal, Appraiser
+from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import Part
 from graphplan.partition.borders import pull_borders, ripple_borders, shift_borders
+from graphplan.partition.estimate import Appraisal
 from graphplan.partition.redeploy import (
     change_micro_batches,
     drop_replicas,

@@ -10,8 +10,9 @@ import msgspec
 import numpy
 
 from graphplan.nouns.problem import Floats, Problem
-from graphplan.partition.appraise import Appraisal, Appraiser
+from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import Part
+from graphplan.partition.estimate import Appraisal
 
 Draft = tuple[Part, ...]
 

@@ -20,6 +20,7 @@ from graphplan.planner.loads import measure_channels
 from graphplan.planner.options import DEFAULTS, SearchOptions
 from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import evaluate_stream
+from graphplan.schedule.auto import count_tasks
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.queued import has_contention, measure_queued
@@ -33,7 +34,9 @@ WINDOWS: tuple[Window, Window] = ((0, 6), (8, 24))
 LONG_WINDOWS: tuple[Window, Window] = ((24, 48), (64, 128))
 """The same for candidates that look best."""
 REHEARSED: Window = (8, 20)
-"""The same for rehearsals, whatever the stages."""
+"""The same for rehearsals of batches with too many tasks."""
+MAX_REHEARSED_TASKS = 2_500
+"""Tasks up to which a whole batch is rehearsed: no more than two shorter ones have."""
 SEARCHED = ("auto", "list", "cpsat")
 """Schedules that are searched for, so that a rehearsal says more than 1F1B does."""
 
@@ -88,6 +91,8 @@ def rehearse_stages(cost: CostModel, stages: StageGraph, *, sequential: bool = F
         priced = chain_stages(priced)
     if not fits_once(priced):
         return float("inf")
+    if count_tasks(priced, allow_split=True) <= MAX_REHEARSED_TASKS:
+        return min(rehearse_orders(priced))
     near, far = (shorten_batch(priced, num_further=num) for num in REHEARSED)
     steps = rehearse_orders(near)
     left, further = priced.batch_size - near.batch_size, far.batch_size - near.batch_size
