@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+import math
+from collections.abc import Mapping
 
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition.appraise import Appraiser
 from graphplan.partition.scene import Draft
 
-MAX_DRAFTS = 400
-"""Drafts that are appraised once more."""
 REHEARSING_S, TASK_S = 1.2, 1.5e-4
 """About what rehearsals may take, and what one task adds to one, on a computer of 2024."""
 NUM_FURTHER = 24
@@ -28,15 +25,11 @@ def count_rehearsals(stages: StageGraph, batch_size: int) -> int:
     return min(MAX_REHEARSALS, int(REHEARSING_S / (TASK_S * num_tasks)))
 
 
-def choose_finalists(drafts: Iterable[Draft], appraiser: Appraiser, count: int) -> list[Draft]:
-    """The best drafts by a relaxed appraisal: half of them whatever they are, then the best one of
-    every micro-batch size and number of device groups."""
-    step_by_draft: dict[Draft, float] = {}
-    for draft in islice(drafts, MAX_DRAFTS):
-        appraisal = appraiser.appraise(draft)
-        if appraisal is not None and not appraisal.excess_bytes:
-            step_by_draft[draft] = appraisal.step_s
-    ranked = sorted(step_by_draft, key=lambda draft: step_by_draft[draft])
+def choose_finalists(step_by_draft: Mapping[Draft, float], count: int) -> list[Draft]:
+    """The best drafts: half of them whatever they are, then the best one of every micro-batch size
+    and number of device groups."""
+    fitting = [draft for draft, step_s in step_by_draft.items() if step_s < math.inf]
+    ranked = sorted(fitting, key=lambda draft: step_by_draft[draft])
     first_by_kind: dict[tuple[int, int], Draft] = {}
     for draft in ranked:
         groups = {part.devices for part in draft}

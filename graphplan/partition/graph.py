@@ -4,6 +4,8 @@
    most promising micro-batch sizes and device units (candidates.py, treesearch.py).
 2. Answers of other planners join them (seeds.py), so that none of them is better.
 3. A local search climbs from the best of both and wanders on from what it found (localsearch.py).
+   It goes by appraisals of what a searched schedule can do; where the schedule is 1F1B, or the
+   stages are too many to rehearse, by evaluations.
 4. The best are rehearsed with the orders that the schedule may choose, and the search climbs on by
    what the rehearsals say (finals.py).
 
@@ -13,8 +15,7 @@ What it spends is counted, not timed: the time limit only ends searches that wou
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption
@@ -27,7 +28,7 @@ from graphplan.partition.candidates import Candidate, CandidateSearch
 from graphplan.partition.choose import Chooser
 from graphplan.partition.decompose import find_primes
 from graphplan.partition.finals import choose_finalists, count_rehearsals
-from graphplan.partition.localsearch import Budget, LocalSearch, canonical
+from graphplan.partition.localsearch import Budget, LocalSearch, canonical, search_around
 from graphplan.partition.scene import Draft, is_legal_draft
 from graphplan.partition.seeds import ask_planners, make_draft
 from graphplan.partition.work import measure_times
@@ -40,10 +41,6 @@ NUM_CANDIDATES = 12
 """Of its drafts are evaluated, and the best one of every micro-batch size."""
 NUM_CLIMBED = 6
 """Drafts that the local search climbs from."""
-NUM_KEPT = 4
-"""Best drafts from which it wanders off."""
-PATIENCE = 30
-"""Wanderings in a row without a better draft after which it ends."""
 DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
 PROPOSED_UNTIL, ASKED_UNTIL, IMPROVED_UNTIL = 0.35, 0.55, 0.8
@@ -68,11 +65,13 @@ class GraphSearch:
         self.chooser = Chooser(problem, request, solver="graph")
         self.cost = CostModel(problem)
         self.appraiser = Appraiser(self.cost)
+        self.relaxed = Appraiser(self.cost, relaxed=True)
         self.times = measure_times(problem)
         self.step_by_draft: dict[frozenset[Part], float] = {}
         self.rehearsed_by_draft: dict[frozenset[Part], float] = {}
         self.proposed: list[Draft] = []
         """By the dynamic program, also those that were not evaluated."""
+        self.judged: dict[Draft, float] = {}
         self.until = PROPOSED_UNTIL
         """Share of the time at which the present phase ends."""
         self.note = ""
@@ -84,11 +83,23 @@ class GraphSearch:
         self.until = ASKED_UNTIL
         drafts += self._take(ask_planners(self.problem, self.request, until=self.until))
         ranked = sorted((self.evaluate(draft), i) for i, draft in enumerate(drafts))
-        if ranked:
-            self.until = IMPROVED_UNTIL if self.request.rehearse is not None else 1.0
-            self._improve([drafts[i] for _, i in ranked])
+        if not ranked:
+            return
+        self.until = 1.0
+        num_rehearsals = self._count_rehearsals()
+        if num_rehearsals:
+            self.until = IMPROVED_UNTIL
+            known = dict.fromkeys([*drafts, *self.proposed])
+            self._improve(self.relaxed, self.judge, sorted(known, key=self.judge))
             self.until = 1.0
-            self._rehearse_best()
+            self._rehearse_best(num_rehearsals)
+        else:
+            self._improve(self.appraiser, self.evaluate, [drafts[i] for _, i in ranked])
+
+    def _count_rehearsals(self) -> int:
+        if self.request.rehearse is None or self.chooser.best is None:
+            return 0
+        return count_rehearsals(self.chooser.best, self.problem.training.batch_size)
 
     def evaluate(self, draft: Draft) -> float:
         """Step seconds of a draft, remembered."""
@@ -150,48 +161,34 @@ class GraphSearch:
 
     # -- local search ----------------------------------------------------------------------------
 
-    def _improve(self, ranked: list[Draft]) -> None:
+    def _improve(
+        self, appraiser: Appraiser, evaluate: Callable[[Draft], float], ranked: list[Draft]
+    ) -> None:
         """Climb from several drafts, then from the surroundings of the best."""
-        budget = self._allot(len(ranked[0]))
-        search = LocalSearch(self.appraiser, self.times.work, self.evaluate, self.is_done, budget)
-        pool: dict[frozenset[Part], tuple[float, Draft]] = {}
-        for draft in _choose_starts(ranked):
-            found, step_s = search.climb(draft)
-            pool[canonical(found)] = (step_s, found)
-        words = random.Random(self.request.seed)
-        misses = 0
-        while not search.is_over() and misses < PATIENCE:
-            least_s = self.chooser.step_s
-            best = sorted(pool.values(), key=lambda each: each[0])[:NUM_KEPT]
-            start = best[min(words.randrange(len(best)), words.randrange(len(best)))][1]
-            away = search.wander(start, words, num_moves=words.randint(1, 4))
-            found, step_s = search.climb(away)
-            pool[canonical(found)] = (step_s, found)
-            misses = 0 if self.chooser.step_s < least_s else misses + 1
+        budget = self._allot(len(ranked[0]), judged=appraiser.relaxed)
+        search = LocalSearch(appraiser, self.times.work, evaluate, self.is_done, budget)
+        search_around(search, _choose_starts(ranked), seed=self.request.seed)
 
-    def _rehearse_best(self) -> None:
-        """Rehearse the best drafts, then climb from the best of those."""
-        best = self.chooser.best
-        if self.request.rehearse is None or best is None:
-            return
-        relaxed = Appraiser(self.cost, relaxed=True)
-        count = count_rehearsals(best, self.problem.training.batch_size)
+    def _rehearse_best(self, count: int) -> None:
+        """Rehearse the drafts that were judged best, then climb from the best of those."""
         steps: dict[Draft, float] = {}
-        for draft in choose_finalists(self._list_known(), relaxed, count // 3):
+        for draft in choose_finalists(self.judged, count // 3):
             if self.is_done():
                 return
             steps[draft] = self.rehearse(draft)
         budget = Budget(num_appraisals=150 * count, num_evaluations=count - count // 3)
-        search = LocalSearch(relaxed, self.times.work, self.rehearse, self.is_done, budget)
+        search = LocalSearch(self.relaxed, self.times.work, self.rehearse, self.is_done, budget)
         for draft in sorted(steps, key=lambda draft: steps[draft])[:NUM_CLIMBED]:
             if not search.is_over():
                 search.climb(draft)
 
-    def _list_known(self) -> list[Draft]:
-        """Drafts of the search so far, the best ones first, then those that were only proposed."""
-        evaluated = sorted(self.step_by_draft, key=lambda draft: self.step_by_draft[draft])
-        keys = dict.fromkeys([*evaluated, *map(canonical, self.proposed)])
-        return [tuple(sorted(key, key=lambda part: part.nodes)) for key in keys]
+    def judge(self, draft: Draft) -> float:
+        """Step seconds by a relaxed appraisal, remembered; infinity when a draft does not fit."""
+        if draft not in self.judged:
+            appraisal = self.relaxed.appraise(draft)
+            fits = appraisal is not None and not appraisal.excess_bytes
+            self.judged[draft] = appraisal.step_s if appraisal and fits else math.inf
+        return self.judged[draft]
 
     def rehearse(self, draft: Draft) -> float:
         """Step seconds of a draft under the order that suits it best, remembered."""
@@ -203,15 +200,16 @@ class GraphSearch:
             self.chooser.keep(stages, self.rehearsed_by_draft[key])
         return self.rehearsed_by_draft[key]
 
-    def _allot(self, num_parts: int) -> Budget:
-        """A budget that takes about equally long whatever the size of the problem."""
+    def _allot(self, num_parts: int, *, judged: bool) -> Budget:
+        """A budget that takes about equally long whatever the size of the problem; drafts that are
+        judged cost appraisals only."""
         appraisal_s = 2e-6 * len(self.problem.flows) + 2e-5 * num_parts + 8e-5
         evaluation_s = 1e-5 * len(self.problem.flows) + 4e-4 * num_parts + 1e-3
         size = self.problem.num_nodes + len(self.problem.cluster.devices)
-        return Budget(
-            num_appraisals=min(500 * size, max(60, int(APPRAISING_S / appraisal_s))),
-            num_evaluations=min(60 * size, max(12, int(EVALUATING_S / evaluation_s))),
-        )
+        appraising_s = APPRAISING_S + (EVALUATING_S if judged else 0.0)
+        num_appraisals = min(500 * size, max(60, int(appraising_s / appraisal_s)))
+        num_evaluations = min(60 * size, max(12, int(EVALUATING_S / evaluation_s)))
+        return Budget(num_appraisals, num_appraisals if judged else num_evaluations)
 
 
 def _choose_starts(ranked: list[Draft]) -> list[Draft]:

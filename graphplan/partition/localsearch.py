@@ -57,6 +57,10 @@ CLEAR = 0.01
 """A draft that looks this much better than the current one is evaluated at once."""
 SLACK = 0.04
 """Drafts that look this much worse than the current one may still be better when evaluated."""
+NUM_KEPT = 4
+"""Best drafts from which a search wanders off."""
+PATIENCE = 30
+"""Wanderings in a row without a better draft after which it ends."""
 
 
 @dataclasses.dataclass
@@ -178,6 +182,23 @@ class LocalSearch:
             listed.add(key)
             if is_legal_draft(self.appraiser.problem, draft):
                 yield draft
+
+
+def search_around(search: LocalSearch, starts: Iterable[Draft], *, seed: int) -> None:
+    """Climb from several drafts, then from the surroundings of the best."""
+    pool: dict[frozenset[Part], tuple[float, Draft]] = {}
+    for draft in starts:
+        found, step_s = search.climb(draft)
+        pool[canonical(found)] = (step_s, found)
+    words = random.Random(seed)
+    misses = 0
+    while not search.is_over() and misses < PATIENCE:
+        best = sorted(pool.values(), key=lambda each: each[0])[:NUM_KEPT]
+        start = best[min(words.randrange(len(best)), words.randrange(len(best)))][1]
+        away = search.wander(start, words, num_moves=words.randint(1, 4))
+        found, step_s = search.climb(away)
+        pool[canonical(found)] = (step_s, found)
+        misses = 0 if step_s < best[0][0] else misses + 1
 
 
 def canonical(draft: Sequence[Part]) -> frozenset[Part]:

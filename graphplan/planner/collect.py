@@ -30,9 +30,10 @@ from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import plan_stream, predict_stream
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
-from graphplan.schedule.auto import FIXED, build_schedule
+from graphplan.schedule.auto import FIXED, build_schedule, require_memory
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.pool import TOLERANCE
+from graphplan.schedule.rehearse import build_rehearsed
 from graphplan.simulate import predict_step
 
 FLUSH = WeightPolicy()
@@ -87,18 +88,23 @@ def schedule_prices(
     """The named schedule lowered and simulated; auto is the best in simulated step time.
 
     The search of auto lets messages pass each other. Where they have to wait in the simulation, the
-    orders that take no search compete with its answer once more.
+    orders that take no search and the best rehearsed one compete with its answer once more.
     """
     found = build_schedule(priced, name=schedule, time_limit_s=time_limit_s, seed=seed)
     ready = [_simulate_schedule(priced, policy, found.schedule)]
     waits = ready[0].prediction.step_s > found.step_s * (1 + TOLERANCE)
     num_tasks = sum(map(len, found.schedule.tasks_by_device))
     if schedule == "auto" and waits and num_tasks <= MAX_SIMULATED_TASKS:
-        for name in FIXED:
+        for build in (*FIXED.values(), build_rehearsed):
             with suppress(InvalidOption, NoFeasiblePlan):
-                rival = build_schedule(priced, name=name)
-                ready.append(_simulate_schedule(priced, policy, rival.schedule))
+                ready.append(_simulate_fitting(priced, policy, build(priced)))
     return min(ready, key=lambda each: each.prediction.step_s)
+
+
+def _simulate_fitting(priced: PricedStages, policy: WeightPolicy, schedule: Schedule) -> Scheduled:
+    """The same for a schedule that may not fit; `NoFeasiblePlan` if so."""
+    require_memory(priced, schedule)
+    return _simulate_schedule(priced, policy, schedule)
 
 
 def _simulate_schedule(priced: PricedStages, policy: WeightPolicy, schedule: Schedule) -> Scheduled:

@@ -26,6 +26,7 @@ from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.queued import has_contention, measure_queued
 from graphplan.schedule.quick import is_plain, measure_1f1b
 from graphplan.schedule.rehearse import rehearse_orders
+from graphplan.schedule.shop import make_shop
 
 Window = tuple[int, int]
 """Further micro-batches between which the pace of a pipeline in full swing is measured."""
@@ -35,7 +36,7 @@ LONG_WINDOWS: tuple[Window, Window] = ((24, 48), (64, 128))
 """The same for candidates that look best."""
 REHEARSED: Window = (8, 20)
 """The same for rehearsals of batches with too many tasks."""
-MAX_REHEARSED_TASKS = 2_500
+MAX_REHEARSED_TASKS = 4_000
 """Tasks up to which a whole batch is rehearsed: no more than two shorter ones have."""
 SEARCHED = ("auto", "list", "cpsat")
 """Schedules that are searched for, so that a rehearsal says more than 1F1B does."""
@@ -92,18 +93,13 @@ def rehearse_stages(cost: CostModel, stages: StageGraph, *, sequential: bool = F
     if not fits_once(priced):
         return float("inf")
     if count_tasks(priced, allow_split=True) <= MAX_REHEARSED_TASKS:
-        return min(rehearse_orders(priced))
+        return rehearse_orders(make_shop(priced)).step_s
     near, far = (shorten_batch(priced, num_further=num) for num in REHEARSED)
-    steps = rehearse_orders(near)
+    step_s = rehearse_orders(make_shop(near)).step_s
     left, further = priced.batch_size - near.batch_size, far.batch_size - near.batch_size
-    if left:
-        busiest_s = _measure_busiest(priced)
-        steps = [
-            step_s + left * max((longer_s - step_s) / further, busiest_s)
-            for step_s, longer_s in zip(steps, rehearse_orders(far), strict=True)
-            if longer_s < float("inf")
-        ]
-    step_s = min(steps, default=float("inf"))
+    if left and step_s < float("inf"):
+        pace_s = (rehearse_orders(make_shop(far)).step_s - step_s) / further
+        step_s += left * max(pace_s, _measure_busiest(priced))
     return max(step_s, priced.batch_size * measure_channels(priced))
 
 

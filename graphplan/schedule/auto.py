@@ -18,7 +18,7 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.cpsat import improve_orders
-from graphplan.schedule.evaluate import evaluate_schedule
+from graphplan.schedule.evaluate import Evaluation, evaluate_schedule
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.greedy import build_list, try_starts
 from graphplan.schedule.interleaved import build_interleaved
@@ -34,6 +34,8 @@ TASKS_PER_S = 100_000
 """Tasks that the list scheduler places in a second; converts a time limit to a budget."""
 LARGE_ENOUGH = 20
 """Dispatches below which the budget is for the plainest orders only."""
+LEAST_STARTS = 4
+"""List schedules that are tried even when the budget is smaller: they differ much."""
 MAX_SOLVER_TASKS = 3_000
 """Beyond this many tasks the solver does not get past its own start."""
 
@@ -115,6 +117,13 @@ def answer_with(
     priced: PricedStages, schedule: Schedule, objective: Objective, bound_s: float
 ) -> ScheduleAnswer:
     """The answer of a schedule that must fit memory."""
+    found = require_memory(priced, schedule)
+    step_s = found.span_s if objective == "span" else found.step_s
+    return ScheduleAnswer(schedule, step_s, bound_s, proven=step_s <= bound_s * (1 + TOLERANCE))
+
+
+def require_memory(priced: PricedStages, schedule: Schedule) -> Evaluation:
+    """What a schedule takes; `NoFeasiblePlan` if it does not fit."""
     found = evaluate_schedule(priced, schedule)
     for device, (peak, memory) in enumerate(
         zip(found.peak_bytes_by_device, priced.memory_bytes_by_device, strict=True)
@@ -125,8 +134,7 @@ def answer_with(
                 f" {memory:,}.",
                 remedy="Use schedule auto, smaller micro-batches, or recompute activations.",
             )
-    step_s = found.span_s if objective == "span" else found.step_s
-    return ScheduleAnswer(schedule, step_s, bound_s, proven=step_s <= bound_s * (1 + TOLERANCE))
+    return found
 
 
 def answer_best(pool: Pool, *, name: str | None) -> ScheduleAnswer:
@@ -167,7 +175,7 @@ def improve_pool(
     yield from offer_fixed(pool, allow_split=allow_split, num_dispatches=num_dispatches)
     if solver_s and len(pool.shop.stages_by_machine) < len(pool.shop.count_by_stage):
         yield from offer_modulo(pool, allow_split=allow_split, solver_s=solver_s, seed=seed)
-    num_starts = max(1, num_dispatches // 2)
+    num_starts = max(LEAST_STARTS, num_dispatches // 2)
     rules = try_starts(pool, allow_split=allow_split, num_starts=num_starts)
     yield
     num_rounds = min(100, num_dispatches // 5)
@@ -178,7 +186,7 @@ def improve_pool(
         improve_orders(pool, allow_split=allow_split, time_limit_s=solver_s, seed=seed)
         yield
     if rules is not None:
-        left = num_dispatches - num_starts - num_rounds
+        left = max(0, num_dispatches - num_starts - num_rounds)
         iterate_greedy(pool, rules, num_rounds=left, seed=seed + 1)
         yield
 

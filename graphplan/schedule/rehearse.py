@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 
-from graphplan.errors import InvalidOption
+from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.schedule import Schedule
+from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.dispatch import dispatch_tasks
 from graphplan.schedule.evaluate import close_orders, evaluate_orders
 from graphplan.schedule.greedy import is_shared, list_starts
@@ -20,44 +23,71 @@ from graphplan.schedule.interleaved import build_interleaved
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.pool import Pool, fits_memory
 from graphplan.schedule.queued import has_contention, run_queued
-from graphplan.schedule.shop import Orders, Shop, make_shop, number_tasks
+from graphplan.schedule.shop import Orders, Shop, make_shop, name_tasks, number_tasks
 
 NUM_STARTS = 4
-"""List schedules that are tried, two with whole and two with split backwards."""
-NUM_ORDERS = NUM_STARTS + 1
+"""List schedules that are tried, two with split and two with whole backwards."""
+NEAR = 2e-3
+"""Distance from the lower bound at which no further order is tried."""
 
 
-def rehearse_orders(priced: PricedStages) -> list[float]:
-    """Step seconds of each quick order, infinity for those that do not run or fit."""
-    shop = make_shop(priced)
-    pool = Pool(shop, "makespan", bound_s=0.0)
-    contended = has_contention(priced)
-    found = []
+@dataclass(frozen=True)
+class Rehearsal:
+    """The best of the quick orders, and its step seconds; infinity if none runs and fits."""
+
+    step_s: float
+    orders: Orders
+    split: tuple[bool, ...]
+
+
+def rehearse_orders(shop: Shop) -> Rehearsal:
+    """The best of a few quick orders."""
+    pool = Pool(shop, "makespan", bound_schedule(shop.priced).makespan_s)
+    contended = has_contention(shop.priced)
+    best = Rehearsal(float("inf"), [], ())
     for orders, split in _list_orders(pool):
-        step_s = float("inf")
-        if orders is not None:
-            durations = pool.durations(split)
-            closed = close_orders(shop, orders)
-            if contended:
-                ends = run_queued(shop, closed, durations)
-            else:
-                run = evaluate_orders(shop, closed, durations)
-                ends = None if run is None else run.ends
-            step_s = step_s if ends is None else max(ends)
-        found.append(step_s)
-    return found
+        step_s = _run_orders(pool, orders, split, contended=contended)
+        if step_s < best.step_s:
+            best = Rehearsal(step_s, orders, split)
+        if best.step_s <= pool.bound_s * (1 + NEAR):
+            break
+    return best
 
 
-def _list_orders(pool: Pool) -> Iterator[tuple[Orders | None, tuple[bool, ...]]]:
-    """The plain order first, then list schedules; None where there is none."""
+def build_rehearsed(priced: PricedStages) -> Schedule:
+    """The schedule of the best quick order."""
+    shop = make_shop(priced)
+    best = rehearse_orders(shop)
+    if not best.orders:
+        raise NoFeasiblePlan(
+            "No quick order fits the memory of the devices.",
+            remedy="Use smaller micro-batches, recompute activations, or schedule auto.",
+        )
+    return name_tasks(shop, best.orders, split=best.split, name="list")
+
+
+def _run_orders(pool: Pool, orders: Orders, split: tuple[bool, ...], *, contended: bool) -> float:
+    closed, durations = close_orders(pool.shop, orders), pool.durations(split)
+    if contended:
+        ends = run_queued(pool.shop, closed, durations)
+    else:
+        run = evaluate_orders(pool.shop, closed, durations)
+        ends = None if run is None else run.ends
+    return float("inf") if ends is None else max(ends)
+
+
+def _list_orders(pool: Pool) -> Iterator[tuple[Orders, tuple[bool, ...]]]:
+    """List schedules with split backwards first, which are mostly best, the plain order last."""
     shop = pool.shop
+    starts = list(islice(list_starts(pool, allow_split=True), NUM_STARTS))
+    for rules in sorted(starts, key=lambda rules: not any(rules.split)):
+        found = dispatch_tasks(shop, rules, pool.durations(rules.split))
+        if found is not None:
+            yield found.orders, rules.split
     whole = (False,) * len(shop.count_by_stage)
     orders = _order_plainly(shop)
-    fits = orders is not None and fits_memory(shop, orders, whole)
-    yield orders if fits else None, whole
-    for rules in islice(list_starts(pool, allow_split=True), NUM_STARTS):
-        found = dispatch_tasks(shop, rules, pool.durations(rules.split))
-        yield None if found is None else found.orders, rules.split
+    if orders is not None and fits_memory(shop, orders, whole):
+        yield orders, whole
 
 
 def _order_plainly(shop: Shop) -> Orders | None:
