@@ -36,8 +36,9 @@ def solve(problem: Problem, request: Request) -> Answer:
             answer = _ask(problem, name, quiet)
             if answer is None:
                 continue
-            found_by = name if answer.step_s < chooser.step_s else found_by
-            chooser.keep(answer.stages, answer.step_s)
+            step_s = _rehearse(answer, quiet)
+            found_by = name if step_s < chooser.step_s else found_by
+            chooser.keep(answer.stages, step_s)
             if answer.interrupted:
                 raise KeyboardInterrupt
             for stages in answer.alternatives:
@@ -64,6 +65,13 @@ def _ask(problem: Problem, name: str, request: Request) -> Answer | None:
         return solve_problem(problem, name, request)
     except (InvalidOption, NoFeasiblePlan, SearchLimit):
         return None
+
+
+def _rehearse(answer: Answer, request: Request) -> float:
+    """Step seconds of an answer as `graph` counts its own."""
+    if request.rehearse is None or answer.solver == "graph" or request.seconds_left <= 0:
+        return answer.step_s
+    return min(answer.step_s, request.rehearse(answer.stages))
 
 
 def _tell_better(progress: Progress | None) -> Progress | None:

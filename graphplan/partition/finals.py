@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.scene import Draft
 
-REHEARSING_S, TASK_S = 1.2, 1.5e-4
+REHEARSING_S, TASK_S = 1.5, 8e-5
 """About what rehearsals may take, and what one task adds to one, on a computer of 2024."""
 NUM_FURTHER = 24
 """Micro-batches of a rehearsal beyond the depth."""

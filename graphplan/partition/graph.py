@@ -43,7 +43,7 @@ NUM_CLIMBED = 6
 """Drafts that the local search climbs from."""
 DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
-PROPOSED_UNTIL, ASKED_UNTIL, IMPROVED_UNTIL = 0.35, 0.55, 0.8
+PROPOSED_UNTIL, ASKED_UNTIL, IMPROVED_UNTIL = 0.3, 0.42, 0.7
 """Shares of the time limit at which the first three phases end if they did not end before."""
 APPRAISING_S, EVALUATING_S = 1.0, 0.7
 """About what the local search may take, on a computer of 2024."""

@@ -25,8 +25,8 @@ from graphplan.schedule.pool import Pool, fits_memory
 from graphplan.schedule.queued import has_contention, run_queued
 from graphplan.schedule.shop import Orders, Shop, make_shop, name_tasks, number_tasks
 
-NUM_STARTS = 4
-"""List schedules that are tried, two with split and two with whole backwards."""
+NUM_STARTS = 2
+"""List schedules that are tried, one with split and one with whole backwards."""
 NEAR = 2e-3
 """Distance from the lower bound at which no further order is tried."""
 
