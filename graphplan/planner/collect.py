@@ -30,15 +30,19 @@ from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import plan_stream, predict_stream
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
-from graphplan.schedule.auto import FIXED, build_schedule, require_memory
+from graphplan.schedule.auto import FIXED, build_schedule, measure_pass
+from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.pool import TOLERANCE
+from graphplan.schedule.queued import measure_queued
 from graphplan.schedule.rehearse import build_rehearsed
 from graphplan.simulate import predict_step
 
 FLUSH = WeightPolicy()
 MAX_SIMULATED_TASKS = 20_000
 """Tasks of a schedule up to which several are simulated."""
+QUICK_PASSES = 12
+"""Passes over all tasks that a search of the schedule takes at least."""
 
 
 class Scheduled(Noun, frozen=True, kw_only=True):
@@ -88,23 +92,36 @@ def schedule_prices(
     """The named schedule lowered and simulated; auto is the best in simulated step time.
 
     The search of auto lets messages pass each other. Where they have to wait in the simulation, the
-    orders that take no search and the best rehearsed one compete with its answer once more.
+    orders that take no search and the best rehearsed one compete with its answer once more. Where
+    the time is short for so many tasks, the best rehearsed order is all there is.
     """
+    if schedule == "auto" and time_limit_s < QUICK_PASSES * measure_pass(priced):
+        with suppress(InvalidOption, NoFeasiblePlan):
+            return _simulate_schedule(priced, policy, build_rehearsed(priced))
     found = build_schedule(priced, name=schedule, time_limit_s=time_limit_s, seed=seed)
-    ready = [_simulate_schedule(priced, policy, found.schedule)]
-    waits = ready[0].prediction.step_s > found.step_s * (1 + TOLERANCE)
+    first = _simulate_schedule(priced, policy, found.schedule)
+    waits = first.prediction.step_s > found.step_s * (1 + TOLERANCE)
     num_tasks = sum(map(len, found.schedule.tasks_by_device))
-    if schedule == "auto" and waits and num_tasks <= MAX_SIMULATED_TASKS:
-        for build in (*FIXED.values(), build_rehearsed):
-            with suppress(InvalidOption, NoFeasiblePlan):
-                ready.append(_simulate_fitting(priced, policy, build(priced)))
-    return min(ready, key=lambda each: each.prediction.step_s)
+    if schedule != "auto" or not waits or num_tasks > MAX_SIMULATED_TASKS:
+        return first
+    rival = _find_rival(priced)
+    if rival is None or rival == found.schedule:
+        return first
+    second = _simulate_schedule(priced, policy, rival)
+    return min(first, second, key=lambda each: each.prediction.step_s)
 
 
-def _simulate_fitting(priced: PricedStages, policy: WeightPolicy, schedule: Schedule) -> Scheduled:
-    """The same for a schedule that may not fit; `NoFeasiblePlan` if so."""
-    require_memory(priced, schedule)
-    return _simulate_schedule(priced, policy, schedule)
+def _find_rival(priced: PricedStages) -> Schedule | None:
+    """Of the orders that take little search, the best one that fits when messages queue."""
+    rivals: list[tuple[float, int, Schedule]] = []
+    for build in (build_rehearsed, *FIXED.values()):
+        with suppress(InvalidOption, NoFeasiblePlan):
+            schedule = build(priced)
+            rivals.append((measure_queued(priced, schedule), len(rivals), schedule))
+    for _, _, schedule in sorted(rivals):
+        if evaluate_schedule(priced, schedule).fits:
+            return schedule
+    return None
 
 
 def _simulate_schedule(priced: PricedStages, policy: WeightPolicy, schedule: Schedule) -> Scheduled:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 
 import msgspec
 
@@ -36,9 +38,10 @@ BASELINES: dict[str, tuple[str, ...]] = {
 SEQUENTIAL = "sequential"
 """The baseline whose stages run one after another: the linear planners asked again under that
 rule. No plan of ours can be it, as a plan runs with its true dependencies only."""
-SOLVER_SHARE, SEQUENTIAL_SHARE, SCHEDULE_SHARE, BASELINE_SHARE = 0.55, 0.1, 0.15, 0.05
-"""Shares of the time limit: the solver, the sequential planners, the plan's schedule, the schedule
-of each baseline."""
+SOLVER_SHARE, LINEAR_SHARE, SEQUENTIAL_SHARE = 0.5, 0.15, 0.08
+"""Shares of the time limit: the solver, the linear planners, and these once more in one line."""
+SCHEDULE_SHARE, BASELINE_SHARE = 0.1, 0.02
+"""For the schedules of the plan and its alternatives, and for that of each baseline."""
 OFFER_SHARE = 0.02
 """For the order of each asynchronous policy that a plan is compared with."""
 
@@ -54,13 +57,15 @@ def search_plan(
     """The best plan that the chosen planner finds; costs are estimated unless tables are given."""
     options = options or SearchOptions()
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
-    request = make_request(cost, options, progress=progress)
     # Rivals flush, as who does without our policy would.
     flushing = options if options.policy == "flush" else options.with_policy("flush")
     rivals: dict[str, tuple[Answer, Scheduled]] = {}
+    known: dict[str, Answer] = {}
     if options.baselines:
-        asked = request if flushing is options else make_request(cost, flushing)
+        asked = make_request(cost, flushing, share=LINEAR_SHARE)
         rivals = _solve_baselines(cost, flushing, asked, BASELINES)
+        known = asked.known if flushing is options else {}
+    request = make_request(cost, options, progress=progress, known=known)
     answer = solve_problem(cost.problem, options.planner, request)
     answer, ready = schedule_best(
         cost, answer, options, time_limit_s=SCHEDULE_SHARE * options.time_limit_s
@@ -91,7 +96,7 @@ def _add_sequential(
     cost: CostModel, options: SearchOptions, rivals: Mapping[str, tuple[Answer, Scheduled]]
 ) -> dict[str, tuple[Answer, Scheduled]]:
     """The rivals with the sequential baseline, whose stages are a linear cut too."""
-    request = make_request(cost, options, sequential=True)
+    request = make_request(cost, options, sequential=True, share=SEQUENTIAL_SHARE)
     found = _solve_baselines(cost, options, request, {SEQUENTIAL: BASELINES["linear"]})
     if SEQUENTIAL not in found:
         return dict(rivals)
@@ -137,15 +142,19 @@ def make_request(
     *,
     progress: Progress | None = None,
     sequential: bool = False,
+    share: float = SOLVER_SHARE,
+    known: Mapping[str, Answer] = MappingProxyType({}),
 ) -> Request:
-    """What solvers are asked; one request remembers the answers of all of them."""
+    """What solvers are asked, for a share of the time limit; one request remembers the answers of
+    all of them, and of those that were asked before."""
     return Request(
         evaluate=make_evaluator(cost, options, sequential=sequential),
         confirm=make_confirmer(cost, options, sequential=sequential),
         rehearse=make_rehearser(cost, options, sequential=sequential),
-        time_limit_s=(SEQUENTIAL_SHARE if sequential else SOLVER_SHARE) * options.time_limit_s,
+        time_limit_s=share * options.time_limit_s,
         seed=options.seed,
         progress=progress,
+        known={name: each for name, each in known.items() if name != options.planner},
     )
 
 
@@ -159,18 +168,18 @@ def _solve_baselines(
     limit_s = BASELINE_SHARE * options.time_limit_s
     found: dict[str, tuple[Answer, Scheduled]] = {}
     for name, planners in planners_by_name.items():
+        answers = []
         for planner in planners:
-            try:
-                answer = solve_problem(cost.problem, planner, request)
-                ready = schedule_stages(
-                    cost,
-                    answer.stages,
-                    options,
-                    time_limit_s=limit_s,
-                    sequential=name == SEQUENTIAL,
-                )
-            except (NoFeasiblePlan, SearchLimit):
-                continue
-            if name not in found or ready.prediction.step_s < found[name][1].prediction.step_s:
-                found[name] = (answer, ready)
+            with suppress(NoFeasiblePlan, SearchLimit):
+                answers.append(solve_problem(cost.problem, planner, request))
+        with suppress(NoFeasiblePlan, SearchLimit, ValueError):
+            best = min(answers, key=lambda answer: answer.step_s)
+            ready = schedule_stages(
+                cost,
+                best.stages,
+                options,
+                time_limit_s=limit_s,
+                sequential=name == SEQUENTIAL,
+            )
+            found[name] = (best, ready)
     return found

@@ -18,7 +18,7 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.cpsat import improve_orders
-from graphplan.schedule.evaluate import Evaluation, evaluate_schedule
+from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.greedy import build_list, try_starts
 from graphplan.schedule.interleaved import build_interleaved
@@ -117,13 +117,6 @@ def answer_with(
     priced: PricedStages, schedule: Schedule, objective: Objective, bound_s: float
 ) -> ScheduleAnswer:
     """The answer of a schedule that must fit memory."""
-    found = require_memory(priced, schedule)
-    step_s = found.span_s if objective == "span" else found.step_s
-    return ScheduleAnswer(schedule, step_s, bound_s, proven=step_s <= bound_s * (1 + TOLERANCE))
-
-
-def require_memory(priced: PricedStages, schedule: Schedule) -> Evaluation:
-    """What a schedule takes; `NoFeasiblePlan` if it does not fit."""
     found = evaluate_schedule(priced, schedule)
     for device, (peak, memory) in enumerate(
         zip(found.peak_bytes_by_device, priced.memory_bytes_by_device, strict=True)
@@ -134,7 +127,8 @@ def require_memory(priced: PricedStages, schedule: Schedule) -> Evaluation:
                 f" {memory:,}.",
                 remedy="Use schedule auto, smaller micro-batches, or recompute activations.",
             )
-    return found
+    step_s = found.span_s if objective == "span" else found.step_s
+    return ScheduleAnswer(schedule, step_s, bound_s, proven=step_s <= bound_s * (1 + TOLERANCE))
 
 
 def answer_best(pool: Pool, *, name: str | None) -> ScheduleAnswer:
@@ -232,7 +226,12 @@ def pick_block(priced: PricedStages) -> int:
 
 def count_dispatches(priced: PricedStages, *, allow_split: bool, seconds: float) -> int:
     """Dispatches that a time is worth."""
-    return max(1, int(seconds * TASKS_PER_S) // count_tasks(priced, allow_split=allow_split))
+    return max(1, int(seconds / measure_pass(priced, allow_split=allow_split)))
+
+
+def measure_pass(priced: PricedStages, *, allow_split: bool = True) -> float:
+    """About the seconds of one dispatch, or of another pass over all tasks."""
+    return count_tasks(priced, allow_split=allow_split) / TASKS_PER_S
 
 
 def count_tasks(priced: PricedStages, *, allow_split: bool) -> int:
