@@ -4,6 +4,7 @@
    most promising micro-batch sizes and device units (candidates.py, treesearch.py).
 2. Answers of other planners join them (seeds.py), so that none of them is better.
 3. A local search climbs from the best of both and wanders on from what it found (localsearch.py).
+4. CP-SAT moves the borders of the best drafts, all at once (polish.py).
 
 What it spends is counted, not timed: the time limit only ends searches that would go on.
 """
@@ -25,6 +26,7 @@ from graphplan.partition.candidates import Candidate, CandidateSearch
 from graphplan.partition.choose import Chooser
 from graphplan.partition.decompose import find_primes
 from graphplan.partition.localsearch import Budget, LocalSearch, canonical
+from graphplan.partition.polish import polish_draft
 from graphplan.partition.scene import Draft, is_legal_draft
 from graphplan.partition.seeds import ask_planners, make_draft
 from graphplan.partition.work import measure_times
@@ -41,6 +43,10 @@ NUM_KEPT = 4
 """Best drafts from which it wanders off."""
 PATIENCE = 30
 """Wanderings in a row without a better draft after which it ends."""
+NUM_POLISHED = 3
+"""Best drafts that are polished."""
+POLISH_FROM_S, POLISH_SHARE = 8.0, 0.2
+"""Time limits from which on so much of the time is kept for polishing."""
 DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
 APPRAISING_S, EVALUATING_S = 1.0, 0.7
@@ -134,7 +140,8 @@ class GraphSearch:
     def _improve(self, ranked: list[Draft]) -> None:
         """Climb from several drafts, then from the surroundings of the best."""
         budget = self._allot(len(ranked[0]))
-        search = LocalSearch(self.appraiser, self.times.work, self.evaluate, self.is_done, budget)
+        ends = self._is_nearly_done
+        search = LocalSearch(self.appraiser, self.times.work, self.evaluate, ends, budget)
         pool: dict[frozenset[Part], tuple[float, Draft]] = {}
         for draft in _choose_starts(ranked):
             found, step_s = search.climb(draft)
@@ -149,6 +156,27 @@ class GraphSearch:
             found, step_s = search.climb(away)
             pool[canonical(found)] = (step_s, found)
             misses = 0 if self.chooser.step_s < least_s else misses + 1
+        self._polish([each for _, each in sorted(pool.values(), key=lambda each: each[0])])
+
+    def _polish(self, ranked: list[Draft]) -> None:
+        """Move the borders of the best drafts."""
+        for draft in ranked[:NUM_POLISHED]:
+            if self.is_done():
+                return
+            polish_draft(
+                self.appraiser,
+                self.times.work,
+                draft,
+                self.evaluate,
+                seconds_left=lambda: self.request.seconds_left,
+                seed=self.request.seed,
+            )
+
+    def _is_nearly_done(self) -> bool:
+        """Whether the local search ends, so that time is left to polish what it found."""
+        limit_s = self.request.time_limit_s
+        kept_s = POLISH_SHARE * limit_s if limit_s >= POLISH_FROM_S else 0.0
+        return self.request.seconds_left <= kept_s or self.is_done()
 
     def _allot(self, num_parts: int) -> Budget:
         """A budget that takes about equally long whatever the size of the problem."""
