@@ -156,7 +156,8 @@ class GraphSearch:
             found, step_s = search.climb(away)
             pool[canonical(found)] = (step_s, found)
             misses = 0 if self.chooser.step_s < least_s else misses + 1
-        self._polish([each for _, each in sorted(pool.values(), key=lambda each: each[0])])
+        best = sorted(pool.values(), key=lambda each: each[0])
+        self._polish([draft for _, draft in best if len(draft) > 1])
 
     def _polish(self, ranked: list[Draft]) -> None:
         """Move the borders of the best drafts."""

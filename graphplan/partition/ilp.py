@@ -134,10 +134,10 @@ def solve_contracted(
         chain = find_incumbent(problem, seed=seed)
         hint = chain.parts if chain is not None else None
     program = write_program(problem, unit_s=choose_unit(bound_s))
-    left_s = max(0.1, time_limit_s - (time.perf_counter() - start))
+    end = start + time_limit_s
     if backend == "cbc":
-        return _solve_cbc(problem, program, bound_s, left_s, hint)
-    return _solve_cpsat(problem, program, bound_s, left_s, hint, seed)
+        return _solve_cbc(problem, program, bound_s, end, hint)
+    return _solve_cpsat(problem, program, bound_s, end, hint, seed)
 
 
 def _answer_whole(problem: MaxLoad) -> PartsAnswer:
@@ -152,7 +152,7 @@ def _solve_cpsat(
     problem: MaxLoad,
     program: LoadProgram,
     bound_s: float,
-    time_limit_s: float,
+    end: float,
     hint: Parts | None,
     seed: int,
 ) -> PartsAnswer:
@@ -174,6 +174,7 @@ def _solve_cpsat(
         for variable, value in zip(variables, write_ladder(problem, hint), strict=False):
             model.add_hint(variable, value)
     solver = cp_model.CpSolver()
+    time_limit_s = _measure_left(end)
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.random_seed = seed
     # One worker is deterministic, and on these programs no slower than several.
@@ -199,7 +200,7 @@ def _solve_cbc(
     problem: MaxLoad,
     program: LoadProgram,
     bound_s: float,
-    time_limit_s: float,
+    end: float,
     hint: Parts | None,
 ) -> PartsAnswer:
     import pulp
@@ -217,6 +218,7 @@ def _solve_cbc(
         divisor = scale if row.is_load else max(1, *map(abs, row.terms.values()))
         total = pulp.lpSum(c / divisor * variables[v] for v, c in row.terms.items())
         model += total <= row.limit / divisor + (load if row.is_load else 0)
+    time_limit_s = _measure_left(end)
     status = model.solve(
         pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=1e-9)
     )
@@ -232,6 +234,11 @@ def _solve_cbc(
     return _conclude(
         problem, [found, hint], bound_s=bound_s, proven=optimal, time_limit_s=time_limit_s
     )
+
+
+def _measure_left(end: float) -> float:
+    """Seconds until then, a little less, as solvers look at the clock now and then only."""
+    return max(0.1, 0.95 * (end - time.perf_counter()))
 
 
 def _conclude(
