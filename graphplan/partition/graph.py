@@ -45,8 +45,6 @@ PATIENCE = 30
 """Wanderings in a row without a better draft after which it ends."""
 NUM_POLISHED = 3
 """Best drafts that are polished."""
-POLISH_FROM_S, POLISH_SHARE = 8.0, 0.2
-"""Time limits from which on so much of the time is kept for polishing."""
 DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
 APPRAISING_S, EVALUATING_S = 1.0, 0.7
@@ -140,8 +138,7 @@ class GraphSearch:
     def _improve(self, ranked: list[Draft]) -> None:
         """Climb from several drafts, then from the surroundings of the best."""
         budget = self._allot(len(ranked[0]))
-        ends = self._is_nearly_done
-        search = LocalSearch(self.appraiser, self.times.work, self.evaluate, ends, budget)
+        search = LocalSearch(self.appraiser, self.times.work, self.evaluate, self.is_done, budget)
         pool: dict[frozenset[Part], tuple[float, Draft]] = {}
         for draft in _choose_starts(ranked):
             found, step_s = search.climb(draft)
@@ -172,12 +169,6 @@ class GraphSearch:
                 seconds_left=lambda: self.request.seconds_left,
                 seed=self.request.seed,
             )
-
-    def _is_nearly_done(self) -> bool:
-        """Whether the local search ends, so that time is left to polish what it found."""
-        limit_s = self.request.time_limit_s
-        kept_s = POLISH_SHARE * limit_s if limit_s >= POLISH_FROM_S else 0.0
-        return self.request.seconds_left <= kept_s or self.is_done()
 
     def _allot(self, num_parts: int) -> Budget:
         """A budget that takes about equally long whatever the size of the problem."""
