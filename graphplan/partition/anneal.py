@@ -15,11 +15,12 @@ import numpy
 
 from graphplan.nouns.maxload import MaxLoad
 from graphplan.nouns.problem import Floats, Ints
-from graphplan.partition.anneal_numba import MODULUS, anneal_labels
 from graphplan.partition.cover import NEVER, Chain, IsLate
 
 HOT, COLD = 1.0, 0.003
 """Temperatures of a run; the energy of an even cut is about the number of parts."""
+MAX_GROUP = 24
+"""Ops that move together, at most."""
 CHUNKS = 40
 """Looks at the clock in one run."""
 
@@ -53,18 +54,22 @@ class Annealer:
         self, chain: Chain, *, num_moves: int, seed: int, is_late: IsLate, hot: float = HOT
     ) -> Chain:
         """The best cut of one cooling from a cut; the cut itself if none is better."""
+        # Here, because loading numba takes longer than many problems do.
+        from graphplan.partition.anneal_numba import MODULUS, anneal_labels
+
         if chain.value_s == 0:
             return chain
         label = self._label(chain)
         best, best_s = label.copy(), chain.value_s
         ends, loads, sizes = self._measure(label)
+        scratch = numpy.empty((2, MAX_GROUP), dtype=numpy.int64)
         state = numpy.array([seed * 7919 % (MODULUS - 1) + 1], dtype=numpy.int64)
         steps = numpy.geomspace(hot, COLD, CHUNKS + 1)
         for warm, cool in itertools.pairwise(steps.tolist()):
             if is_late():
                 break
             best_s = anneal_labels(
-                num_moves // CHUNKS,
+                max(1, num_moves // CHUNKS),
                 state,
                 (warm, cool),
                 chain.value_s,
@@ -78,6 +83,7 @@ class Annealer:
                 ends,
                 loads,
                 sizes,
+                *scratch,
                 best_s,
             )
         return self._make_chain(best) if best_s < chain.value_s else chain

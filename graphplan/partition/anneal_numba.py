@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any
-
-import numpy
 
 from graphplan.nouns.problem import Floats, Ints
 
@@ -19,8 +18,17 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     import numba
 
-    compiled: Callable[..., Any] = numba.njit(cache=True)(function)
+    compiled: Callable[..., Any] = numba.njit(cache=True, error_model="numpy")(function)
     return compiled
+
+
+@_compile
+def raise_load(load: float) -> float:
+    """The 16th power."""
+    square = load * load
+    fourth = square * square
+    eighth = fourth * fourth
+    return eighth * eighth
 
 
 @_compile
@@ -59,10 +67,9 @@ def move_op(
 
 @_compile
 def gather_ops(
-    v: int, to: int, label: Ints, forward: tuple[Ints, Ints], up: bool, group: Ints
+    v: int, to: int, label: Ints, first: Ints, others: Ints, up: bool, group: Ints
 ) -> int:
     """Ops that must move along with v, v first; how many, 0 if they are too many."""
-    first, others = forward
     group[0] = v
     count, place = 1, 0
     while place < count:
@@ -70,7 +77,7 @@ def gather_ops(
         place += 1
         for i in range(first[u], first[u + 1]):
             w = others[i]
-            if (label[w] < to) if up else (label[w] > to):
+            if (up and label[w] < to) or (not up and label[w] > to):
                 known = False
                 for j in range(count):
                     if group[j] == w:
@@ -101,6 +108,8 @@ def anneal_labels(
     ends: Ints,
     loads: Floats,
     sizes: Ints,
+    group: Ints,
+    sources: Ints,
     best_s: float,
 ) -> float:
     """So many moves from `label`; the best labels go to `best`, their value is returned.
@@ -108,24 +117,26 @@ def anneal_labels(
     The energy is the sum of the 16th powers of the loads: nearly the largest one, but smooth.
     """
     num, num_parts = len(label), len(loads)
+    before_first, before_ops = before
+    after_first, after_ops = after
     word = state[0]
     hot, cold = temperatures
-    cooling = (cold / hot) ** (1.0 / max(1, num_moves))
+    cooling = math.exp(math.log(cold / hot) / num_moves)
     warmth = hot
-    group = numpy.empty(24, dtype=numpy.int64)
-    sources = numpy.empty(24, dtype=numpy.int64)
     energy = 0.0
     for p in range(num_parts):
-        energy += ((((loads[p] / scale_s) ** 2) ** 2) ** 2) ** 2
+        energy += raise_load(loads[p] / scale_s)
     for _ in range(num_moves):
         warmth *= cooling
         word = word * 48271 % MODULUS
         v = word % num
         low, high = 0, num_parts - 1
-        for i in range(before[0][v], before[0][v + 1]):
-            low = max(low, label[before[1][i]])
-        for i in range(after[0][v], after[0][v + 1]):
-            high = min(high, label[after[1][i]])
+        for i in range(before_first[v], before_first[v + 1]):
+            if label[before_ops[i]] > low:
+                low = label[before_ops[i]]
+        for i in range(after_first[v], after_first[v + 1]):
+            if label[after_ops[i]] < high:
+                high = label[after_ops[i]]
         word = word * 48271 % MODULUS
         source = label[v]
         if low < high:
@@ -139,7 +150,10 @@ def anneal_labels(
             to = source + 1 if up else source - 1
             if to < 0 or to >= num_parts:
                 continue
-            count = gather_ops(v, to, label, after if up else before, up, group)
+            if up:
+                count = gather_ops(v, to, label, after_first, after_ops, up, group)
+            else:
+                count = gather_ops(v, to, label, before_first, before_ops, up, group)
             if count == 0:
                 continue
         for j in range(count):
@@ -147,16 +161,19 @@ def anneal_labels(
             move_op(group[j], to, label, loads, sizes, ends, weights, touching)
         fresh, largest, fits = 0.0, 0.0, True
         for p in range(num_parts):
-            fresh += ((((loads[p] / scale_s) ** 2) ** 2) ** 2) ** 2
-            largest = max(largest, loads[p])
-            fits = fits and sizes[p] <= limit_bytes
+            fresh += raise_load(loads[p] / scale_s)
+            if loads[p] > largest:
+                largest = loads[p]
+            if sizes[p] > limit_bytes:
+                fits = False
         word = word * 48271 % MODULUS
         chance = word / MODULUS
-        if fits and (fresh <= energy or chance < numpy.exp((energy - fresh) / warmth)):
+        if fits and (fresh <= energy or chance < math.exp((energy - fresh) / warmth)):
             energy = fresh
             if largest < best_s * (1 - 1e-12):
                 best_s = largest
-                best[:] = label
+                for u in range(num):
+                    best[u] = label[u]
         else:
             for j in range(count - 1, -1, -1):
                 move_op(group[j], sources[j], label, loads, sizes, ends, weights, touching)

@@ -35,6 +35,8 @@ MAX_ITEMS = 64
 """Items of a chain in the dynamic program."""
 MAX_SETTINGS = 10
 """Micro-batch sizes and device units that it tries."""
+MAX_ENRICHED, ENRICH_FROM_S = 4, 8.0
+"""Of these, with more cuts of large prime modules, and the time limit from which on."""
 NUM_CANDIDATES = 12
 """Of its drafts are evaluated, and the best one of every micro-batch size."""
 NUM_CLIMBED = 6
@@ -119,6 +121,7 @@ class GraphSearch:
             self.times,
             max_items=MAX_ITEMS,
             max_settings=MAX_SETTINGS,
+            max_enriched=MAX_ENRICHED if self.request.time_limit_s >= ENRICH_FROM_S else 0,
             is_late=self.chooser.is_late,
         )
         primes = len(find_primes(search.tree))

@@ -124,8 +124,12 @@ def solve_contracted(
     seed: int = 0,
     backend: Backend = "cp-sat",
     hint: Parts | None = None,
+    effort: float | None = None,
 ) -> PartsAnswer:
-    """The same without looking for ops that can be contracted; `hint` is a cut to start from."""
+    """The same without looking for ops that can be contracted; `hint` is a cut to start from.
+
+    `effort` limits CP-SAT's deterministic seconds, so that the clock does not decide.
+    """
     start = time.perf_counter()
     bound_s = bound_load(problem)
     if problem.num_parts == 1:
@@ -137,7 +141,7 @@ def solve_contracted(
     end = start + time_limit_s
     if backend == "cbc":
         return _solve_cbc(problem, program, bound_s, end, hint)
-    return _solve_cpsat(problem, program, bound_s, end, hint, seed)
+    return _solve_cpsat(problem, program, bound_s, end, hint, seed, effort)
 
 
 def _answer_whole(problem: MaxLoad) -> PartsAnswer:
@@ -155,6 +159,7 @@ def _solve_cpsat(
     end: float,
     hint: Parts | None,
     seed: int,
+    effort: float | None,
 ) -> PartsAnswer:
     from ortools.sat.python import cp_model
 
@@ -176,6 +181,8 @@ def _solve_cpsat(
     solver = cp_model.CpSolver()
     time_limit_s = _measure_left(end)
     solver.parameters.max_time_in_seconds = time_limit_s
+    if effort is not None:
+        solver.parameters.max_deterministic_time = effort
     solver.parameters.random_seed = seed
     # One worker is deterministic, and on these programs no slower than several.
     solver.parameters.num_workers = 1
