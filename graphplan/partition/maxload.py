@@ -85,7 +85,10 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
                 problem, chain.parts, solver="auto", bound_s=bound_s, proven=True, note=note
             )
     if chain is not None:
-        chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
+        # The first time on a computer both this and the search before it compile for seconds:
+        # one of them is enough for one answer.
+        if not clock(0.4)():
+            chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
         chain = improve_chain(
             problem, chain, num_rounds=MANY_ROUNDS, seed=seed, is_late=clock(0.85)
         )
