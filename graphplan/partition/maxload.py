@@ -62,7 +62,7 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
     bound_s = bound_load(problem)
     chain = find_incumbent(problem, seed=seed, is_late=clock(0.3))
     downsets = enumerate_downsets(
-        problem.predecessors, problem.successors, limit=MAX_DOWNSETS, is_late=clock(0.3)
+        problem.predecessors, problem.successors, limit=MAX_DOWNSETS, is_late=clock(0.25)
     )
     if downsets is not None:
         if chain is not None and len(downsets) > SMALL:
@@ -87,7 +87,7 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
     if chain is not None:
         # The first time on a computer both this and the search before it compile for seconds:
         # one of them is enough for one answer.
-        if not clock(0.4)():
+        if not clock(0.5)():
             chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
         chain = improve_chain(
             problem, chain, num_rounds=MANY_ROUNDS, seed=seed, is_late=clock(0.85)
