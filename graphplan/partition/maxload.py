@@ -62,7 +62,7 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
     bound_s = bound_load(problem)
     chain = find_incumbent(problem, seed=seed, is_late=clock(0.3))
     downsets = enumerate_downsets(
-        problem.predecessors, problem.successors, limit=MAX_DOWNSETS, is_late=clock(0.25)
+        problem.predecessors, problem.successors, limit=MAX_DOWNSETS, is_late=clock(0.4)
     )
     if downsets is not None:
         if chain is not None and len(downsets) > SMALL:
@@ -85,14 +85,24 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
                 problem, chain.parts, solver="auto", bound_s=bound_s, proven=True, note=note
             )
     if chain is not None:
-        # The first time on a computer both this and the search before it compile for seconds:
-        # one of them is enough for one answer.
-        if not clock(0.5)():
-            chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
+        chain = _improve(problem, chain, clock, seed, searched=downsets is not None)
+    return _finish_with_program(problem, chain, bound_s, end, seed)
+
+
+def _improve(problem: MaxLoad, chain: Chain, clock: Clock, seed: int, *, searched: bool) -> Chain:
+    """A better cut, if there is time to load compiled code, or the search before has loaded it.
+
+    The first time on a computer, annealing and that search compile for seconds each: one of them is
+    enough for one answer.
+    """
+    has_time = not clock(0.5)()
+    if has_time:
+        chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
+    if has_time or searched:
         chain = improve_chain(
             problem, chain, num_rounds=MANY_ROUNDS, seed=seed, is_late=clock(0.85)
         )
-    return _finish_with_program(problem, chain, bound_s, end, seed)
+    return chain
 
 
 def _finish_with_program(
