@@ -16,7 +16,7 @@ from graphplan.partition.placement import place_parts
 from graphplan.partition.riders import join_riders
 from graphplan.partition.scene import Draft, is_legal_draft
 from graphplan.partition.settings import Prospect, list_prospects
-from graphplan.partition.shape import Shape, build_shape
+from graphplan.partition.shape import Shape, build_shape, enrich_shape
 from graphplan.partition.treesearch import Pick, TreeSearch
 from graphplan.partition.work import MeanTimes
 
@@ -43,11 +43,12 @@ class CandidateSearch:
         *,
         max_items: int,
         max_settings: int,
+        max_enriched: int = 0,
         is_late: Callable[[], bool],
     ) -> None:
         self.cost, self.appraiser, self.times = cost, appraiser, times
         self.problem: Problem = cost.problem
-        self.max_settings, self.is_late = max_settings, is_late
+        self.max_settings, self.max_enriched, self.is_late = max_settings, max_enriched, is_late
         num_devices = len(self.problem.cluster.devices)
         self.folded: Folded = fold_problem(self.problem, max_share=min(0.005, 0.2 / num_devices))
         self.tree = decompose_order(self.folded.order)
@@ -63,8 +64,16 @@ class CandidateSearch:
 
     def run(self) -> Iterator[Candidate]:
         """Candidates as they are found; only those that fit, by their appraisal."""
-        shapes = self._list_shapes()
-        for prospect in list_prospects(self.cost, self.times)[: self.max_settings]:
+        prospects = list_prospects(self.cost, self.times)
+        yield from self._run_shapes(self._list_shapes(), prospects[: self.max_settings])
+        enriched = enrich_shape(self.shape) if self.max_enriched else None
+        if enriched is not None and not self.is_late():
+            yield from self._run_shapes([enriched], prospects[: self.max_enriched])
+
+    def _run_shapes(
+        self, shapes: Sequence[Shape], prospects: Sequence[Prospect]
+    ) -> Iterator[Candidate]:
+        for prospect in prospects:
             for shape in shapes:
                 if prospect.step_s >= self.best_s or self.is_late():
                     return

@@ -43,7 +43,7 @@ def improve_chain(
         nearby = list(chain.downsets)
         for border in chain.downsets[:-1]:
             nearby += corridors.list_downsets(border, chain.value_s, scale)
-        better = _search(problem, nearby, chain.value_s, is_late)
+        better = search_family(problem, nearby, chain.value_s, is_late)
         if better is not None and better.value_s < chain.value_s:
             chain, idle = better, 0
         else:
@@ -51,7 +51,10 @@ def improve_chain(
     return chain
 
 
-def _search(problem: MaxLoad, downsets: list[int], value_s: float, is_late: IsLate) -> Chain | None:
+def search_family(
+    problem: MaxLoad, downsets: list[int], value_s: float, is_late: IsLate
+) -> Chain | None:
+    """The best chain of some down-sets if it is better than a value, and time allows."""
     try:
         return find_chain(
             Family(problem, downsets),

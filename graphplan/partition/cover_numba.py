@@ -40,6 +40,16 @@ def reach_compiled(
         top = min(num_parts, max(0, most_parts[d]))
         for r in range(low, num_reached):
             a = reached[r]
+            # Tensors across one of the two are paid whatever is in between.
+            if work[d] - work[a] + abs(crossing[d] - crossing[a]) > target:
+                continue
+            helps = False
+            for p in range(top):
+                if best[a, p] < best[d, p + 1]:
+                    helps = True
+                    break
+            if not helps:
+                continue
             inner = True
             for word in range(num_words):
                 if bits[a, word] & ~bits[d, word]:

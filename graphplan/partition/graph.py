@@ -6,7 +6,8 @@
 3. A local search climbs from the best of both and wanders on from what it found (localsearch.py).
    It goes by appraisals of what a searched schedule can do; where the schedule is 1F1B, or the
    stages are too many to rehearse, by evaluations.
-4. The best are rehearsed with the orders that the schedule may choose, and the search climbs on by
+4. CP-SAT moves the borders of the best drafts, all at once (polish.py).
+5. The best are rehearsed with the orders that the schedule may choose, and the search climbs on by
    what the rehearsals say (finals.py).
 
 What it spends is counted, not timed: the time limit only ends searches that would go on.
@@ -15,7 +16,7 @@ What it spends is counted, not timed: the time limit only ends searches that wou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption
@@ -28,7 +29,8 @@ from graphplan.partition.candidates import Candidate, CandidateSearch
 from graphplan.partition.choose import Chooser
 from graphplan.partition.decompose import find_primes
 from graphplan.partition.finals import choose_finalists, count_rehearsals
-from graphplan.partition.localsearch import Budget, LocalSearch, canonical, search_around
+from graphplan.partition.localsearch import Budget, Evaluate, LocalSearch, canonical, search_around
+from graphplan.partition.polish import polish_draft
 from graphplan.partition.scene import Draft, is_legal_draft
 from graphplan.partition.seeds import ask_planners, make_draft
 from graphplan.partition.work import measure_times
@@ -37,10 +39,14 @@ MAX_ITEMS = 64
 """Items of a chain in the dynamic program."""
 MAX_SETTINGS = 10
 """Micro-batch sizes and device units that it tries."""
+MAX_ENRICHED, ENRICH_FROM_S = 4, 8.0
+"""Of these, with more cuts of large prime modules, and the time limit from which on."""
 NUM_CANDIDATES = 12
 """Of its drafts are evaluated, and the best one of every micro-batch size."""
 NUM_CLIMBED = 6
 """Drafts that the local search climbs from."""
+NUM_POLISHED = 3
+"""Best drafts that are polished."""
 DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
 PROPOSED_UNTIL, ASKED_UNTIL, IMPROVED_UNTIL = 0.3, 0.42, 0.7
@@ -120,7 +126,11 @@ class GraphSearch:
 
     def is_late(self) -> bool:
         """Whether the time of the phase is up."""
-        return self.request.share_left <= 1 - self.until
+        return self.seconds_left() <= 0
+
+    def seconds_left(self) -> float:
+        """Of the phase."""
+        return (self.request.share_left - (1 - self.until)) * self.request.time_limit_s
 
     # -- drafts ----------------------------------------------------------------------------------
 
@@ -144,6 +154,7 @@ class GraphSearch:
             self.times,
             max_items=MAX_ITEMS,
             max_settings=MAX_SETTINGS,
+            max_enriched=MAX_ENRICHED if self.request.time_limit_s >= ENRICH_FROM_S else 0,
             is_late=self.is_late,
         )
         primes = len(find_primes(search.tree))
@@ -161,13 +172,26 @@ class GraphSearch:
 
     # -- local search ----------------------------------------------------------------------------
 
-    def _improve(
-        self, appraiser: Appraiser, evaluate: Callable[[Draft], float], ranked: list[Draft]
-    ) -> None:
-        """Climb from several drafts, then from the surroundings of the best."""
+    def _improve(self, appraiser: Appraiser, evaluate: Evaluate, ranked: list[Draft]) -> None:
+        """Climb from several drafts, then from the surroundings of the best; polish these."""
         budget = self._allot(len(ranked[0]), judged=appraiser.relaxed)
         search = LocalSearch(appraiser, self.times.work, evaluate, self.is_done, budget)
-        search_around(search, _choose_starts(ranked), seed=self.request.seed)
+        found = search_around(search, _choose_starts(ranked), seed=self.request.seed)
+        self._polish(appraiser, evaluate, found[:NUM_POLISHED])
+
+    def _polish(self, appraiser: Appraiser, evaluate: Evaluate, drafts: list[Draft]) -> None:
+        """Move the borders of drafts, all at once."""
+        for draft in drafts:
+            if self.is_done():
+                return
+            polish_draft(
+                appraiser,
+                self.times.work,
+                draft,
+                evaluate,
+                seconds_left=self.seconds_left,
+                seed=self.request.seed,
+            )
 
     def _rehearse_best(self, count: int) -> None:
         """Rehearse the drafts that were judged best, then climb from the best of those."""

@@ -124,8 +124,12 @@ def solve_contracted(
     seed: int = 0,
     backend: Backend = "cp-sat",
     hint: Parts | None = None,
+    effort: float | None = None,
 ) -> PartsAnswer:
-    """The same without looking for ops that can be contracted; `hint` is a cut to start from."""
+    """The same without looking for ops that can be contracted; `hint` is a cut to start from.
+
+    `effort` limits CP-SAT's deterministic seconds, so that the clock does not decide.
+    """
     start = time.perf_counter()
     bound_s = bound_load(problem)
     if problem.num_parts == 1:
@@ -134,10 +138,10 @@ def solve_contracted(
         chain = find_incumbent(problem, seed=seed)
         hint = chain.parts if chain is not None else None
     program = write_program(problem, unit_s=choose_unit(bound_s))
-    left_s = max(0.1, time_limit_s - (time.perf_counter() - start))
+    end = start + time_limit_s
     if backend == "cbc":
-        return _solve_cbc(problem, program, bound_s, left_s, hint)
-    return _solve_cpsat(problem, program, bound_s, left_s, hint, seed)
+        return _solve_cbc(problem, program, bound_s, end, hint)
+    return _solve_cpsat(problem, program, bound_s, end, hint, seed, effort)
 
 
 def _answer_whole(problem: MaxLoad) -> PartsAnswer:
@@ -152,9 +156,10 @@ def _solve_cpsat(
     problem: MaxLoad,
     program: LoadProgram,
     bound_s: float,
-    time_limit_s: float,
+    end: float,
     hint: Parts | None,
     seed: int,
+    effort: float | None,
 ) -> PartsAnswer:
     from ortools.sat.python import cp_model
 
@@ -174,7 +179,10 @@ def _solve_cpsat(
         for variable, value in zip(variables, write_ladder(problem, hint), strict=False):
             model.add_hint(variable, value)
     solver = cp_model.CpSolver()
+    time_limit_s = _measure_left(end)
     solver.parameters.max_time_in_seconds = time_limit_s
+    if effort is not None:
+        solver.parameters.max_deterministic_time = effort
     solver.parameters.random_seed = seed
     # One worker is deterministic, and on these programs no slower than several.
     solver.parameters.num_workers = 1
@@ -199,7 +207,7 @@ def _solve_cbc(
     problem: MaxLoad,
     program: LoadProgram,
     bound_s: float,
-    time_limit_s: float,
+    end: float,
     hint: Parts | None,
 ) -> PartsAnswer:
     import pulp
@@ -217,6 +225,7 @@ def _solve_cbc(
         divisor = scale if row.is_load else max(1, *map(abs, row.terms.values()))
         total = pulp.lpSum(c / divisor * variables[v] for v, c in row.terms.items())
         model += total <= row.limit / divisor + (load if row.is_load else 0)
+    time_limit_s = _measure_left(end)
     status = model.solve(
         pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=1e-9)
     )
@@ -232,6 +241,11 @@ def _solve_cbc(
     return _conclude(
         problem, [found, hint], bound_s=bound_s, proven=optimal, time_limit_s=time_limit_s
     )
+
+
+def _measure_left(end: float) -> float:
+    """Seconds until then, a little less, as solvers look at the clock now and then only."""
+    return max(0.1, 0.95 * (end - time.perf_counter()))
 
 
 def _conclude(

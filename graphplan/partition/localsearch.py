@@ -184,8 +184,8 @@ class LocalSearch:
                 yield draft
 
 
-def search_around(search: LocalSearch, starts: Iterable[Draft], *, seed: int) -> None:
-    """Climb from several drafts, then from the surroundings of the best."""
+def search_around(search: LocalSearch, starts: Iterable[Draft], *, seed: int) -> list[Draft]:
+    """Climb from several drafts, then from the surroundings of the best; all ends, best first."""
     pool: dict[frozenset[Part], tuple[float, Draft]] = {}
     for draft in starts:
         found, step_s = search.climb(draft)
@@ -199,6 +199,7 @@ def search_around(search: LocalSearch, starts: Iterable[Draft], *, seed: int) ->
         found, step_s = search.climb(away)
         pool[canonical(found)] = (step_s, found)
         misses = 0 if step_s < best[0][0] else misses + 1
+    return [draft for _, draft in sorted(pool.values(), key=lambda each: each[0])]
 
 
 def canonical(draft: Sequence[Part]) -> frozenset[Part]:

@@ -4,8 +4,8 @@ Ops that an optimal cut keeps together are contracted first. Then
 
 1. a first cut from the prefixes of several orders, improved in corridors around its borders;
 2. all down-sets, if there are not too many: rising targets until the optimum is proven;
-3. else, or when time runs out, more corridors, then CP-SAT, which starts from the best cut and
-   works on the bound.
+3. else, or when time runs out, annealing and mixtures of its cuts (wide.py), more corridors, then
+   CP-SAT, which starts from the best cut and works on the bound.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from graphplan.partition.incumbent import find_incumbent
 from graphplan.partition.loads import bound_load, make_parts_answer
 from graphplan.partition.prove import SMALL, explain_parts, prove_optimum
 from graphplan.partition.shrink import restore_answer, shrink_maxload
+from graphplan.partition.wide import improve_widely
 
 MAX_DOWNSETS = 300_000
 MAX_OPS = 1200
 """Larger problems are folded first: the tables have an entry for each op."""
-LEAST_PROGRAM_S = 1.0
-"""With less time left, CP-SAT is not started."""
+LEAST_PROGRAM_S = 3.0
+"""With less time left, CP-SAT is not started: it proves little by then and ends late."""
 LARGEST_PROGRAM = 12_000
 """Variables up to which CP-SAT may still help within seconds."""
 FEW_ROUNDS, MANY_ROUNDS = 5, 300
 """Rounds in corridors without a gain: before the exact search, and in its place."""
+LAST_SHARE = 0.9
+"""Of the time limit, when CP-SAT has to end: it looks at the clock now and then only."""
 
 Clock = Callable[[float], IsLate]
 """Whether so large a share of the time limit has passed."""
@@ -48,7 +51,7 @@ def solve_maxload(problem: MaxLoad, *, time_limit_s: float = 10.0, seed: int = 0
 
     exact, exact_groups = contract_maxload(problem)
     small, groups = shrink_maxload(exact, max_ops=MAX_OPS)
-    answer = _solve_small(small, clock, start + 0.95 * time_limit_s, seed)
+    answer = _solve_small(small, clock, start + LAST_SHARE * time_limit_s, seed)
     if len(groups) < exact.num_ops:
         note = f"folded to {len(groups)} ops"
         answer = restore_answer(exact, groups, answer, exact=False, note=note)
@@ -71,7 +74,7 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
             problem.num_parts,
             known=chain,
             bound_s=bound_s,
-            is_late=clock(0.75),
+            is_late=clock(0.7),
         )
         chain, bound_s = proof.chain, proof.bound_s
         if proof.proven:
@@ -82,10 +85,24 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
                 problem, chain.parts, solver="auto", bound_s=bound_s, proven=True, note=note
             )
     if chain is not None:
+        chain = _improve(problem, chain, clock, seed, searched=downsets is not None)
+    return _finish_with_program(problem, chain, bound_s, end, seed)
+
+
+def _improve(problem: MaxLoad, chain: Chain, clock: Clock, seed: int, *, searched: bool) -> Chain:
+    """A better cut, if there is time to load compiled code, or the search before has loaded it.
+
+    The first time on a computer, annealing and that search compile for seconds each: one of them is
+    enough for one answer.
+    """
+    has_time = not clock(0.5)()
+    if has_time:
+        chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
+    if has_time or searched:
         chain = improve_chain(
             problem, chain, num_rounds=MANY_ROUNDS, seed=seed, is_late=clock(0.85)
         )
-    return _finish_with_program(problem, chain, bound_s, end, seed)
+    return chain
 
 
 def _finish_with_program(

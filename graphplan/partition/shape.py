@@ -19,6 +19,7 @@ from graphplan.partition.fold import Folded
 from graphplan.partition.lattice import Lattice, list_down_sets
 from graphplan.partition.line import Line
 from graphplan.partition.order import Pairs
+from graphplan.partition.sublattice import MAX_ITEMS, choose_cuts
 from graphplan.partition.work import MeanTimes
 
 MAX_CUTS = 160
@@ -40,13 +41,17 @@ class Shape:
     latency_share: float = 1.0
     """Of a chain that bundles independent branches: the share of its length that a micro-batch has
     to wait for."""
+    rich: bool = False
+    """Of a prime with too many cuts: whether good ones are looked for (sublattice.py)."""
 
     @cached_property
     def lattice(self) -> Lattice | None:
-        """The cuts of a prime, if they are few."""
+        """The cuts of a prime: all of them if they are few, or good ones if it is rich."""
         if self.kind != "prime":
             return None
         cuts = list_down_sets(self.line.num_items, self.edges, most=MAX_CUTS)
+        if cuts is None and self.rich:
+            cuts = choose_cuts(self.line, self.edges)
         return Lattice(self.line, cuts) if cuts is not None else None
 
     def list_steps(self) -> dict[int, list[tuple[int, int, Shape]]]:
@@ -67,7 +72,19 @@ class Shape:
     def twin(self) -> int:
         """Equal for shapes that are cut alike: branches that differ in their names only."""
         inner = tuple(each.twin if each is not None else None for each in self.inner)
-        return hash((self.kind, self.line.signature, inner, self.edges, self.latency_share))
+        return hash(
+            (self.kind, self.line.signature, inner, self.edges, self.latency_share, self.rich)
+        )
+
+
+def enrich_shape(shape: Shape) -> Shape | None:
+    """The shape with more cuts of its large primes; None when there is none to enrich."""
+    inner = tuple(enrich_shape(each) if each is not None else None for each in shape.inner)
+    large = shape.kind == "prime" and shape.lattice is None and shape.line.num_items <= MAX_ITEMS
+    if not large and not any(inner):
+        return None
+    kept = (new or old for new, old in zip(inner, shape.inner, strict=True))
+    return dataclasses.replace(shape, inner=tuple(kept), rich=large)
 
 
 def build_shape(
