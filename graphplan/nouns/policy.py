@@ -50,6 +50,11 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
         return self.name in ("naive", "predict", "spectrain1")
 
     @property
+    def is_deferred(self) -> bool:
+        """Whether an update is first used long after its gradients: a whole update later."""
+        return self.name == "2bw"
+
+    @property
     def most_stale(self) -> int:
         """The most updates that happen between a micro-batch's forward and its own update."""
         if self.is_synchronous:

@@ -19,7 +19,7 @@ from graphplan_runtime import Pipeline
 from tests.processes.crew import Crew
 from tests.processes.models import CASES, floats, mean_square
 from tests.processes.plans import assign_stages, plan_by_hand
-from tests.processes.stale import train_stale
+from tests.processes.stale import Forward, list_names, run_plain, run_tied, train_stale
 from tests.processes.test_streams import STREAMING, Streamed, stream_batches
 from tests.processes.training import (
     Result,
@@ -128,12 +128,15 @@ def stream_scaled(setups: list[Setup]) -> list[tuple[list[float], float, bool, i
     return found
 
 
-def test_loss_scaling_under_every_policy(crew: Crew) -> None:
+@pytest.mark.parametrize("devices", [[(0,), (1,), (2,), (3,)], [(0,), (1,), (0,), (1,)]], ids=str)
+def test_loss_scaling_under_every_policy(crew: Crew, devices: list[tuple[int, ...]]) -> None:
     """An infinite gradient at any stage skips the update of all; the scale is one for all ranks."""
+    is_shared = len(set(devices)) < len(devices)
     setups = [
         Setup(
             case="chain",
-            devices=[(0,), (1,), (2,), (3,)],
+            devices=devices,
+            batch_size=32 if is_shared else 8,
             training={"precision": "float16", "mixed": policy in ("stash", "2bw", "spectrain2")},
             num_steps=10,
             policy=policy,
@@ -142,14 +145,15 @@ def test_loss_scaling_under_every_policy(crew: Crew) -> None:
         )
         for policy in STREAMING
     ]
-    by_rank = crew.run(4, stream_scaled, setups)
+    by_rank = crew.run(setups[0].num_ranks, stream_scaled, setups)
     for i, setup in enumerate(setups):
         found = [each[i] for each in by_rank]
         assert all(one[:2] == found[0][:2] for one in found), setup.policy
         losses, scale, _, updates = found[0]
         assert all(finite for _, _, finite, _ in found), setup.policy
         assert scale < TOO_LARGE, setup.policy
-        assert updates == 40 // setup.policy_options["accumulate"]
+        plan = plan_case(setup, capture_case("chain", torch.float32))
+        assert updates == 10 * setup.batch_size // 2 // plan.policy.accumulate
         assert len(losses) == 10
         assert losses[-1] != losses[0]
 
@@ -262,23 +266,60 @@ def test_local_resumes_between_averagings(crew: Crew, tmp_path: Path) -> None:
 # -- several stages on a device --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["stash", "2bw"])
-def test_streams_with_stages_that_share_devices(crew: Crew, policy: Any) -> None:
-    """The steady order of two stages on a device, with the warm-ups that it has."""
-    setup = Setup(
-        case="chain",
-        devices=[(0,), (1,), (0,), (1,)],
-        batch_size=32,
-        num_steps=3,
-        policy=policy,
-    )
-    captured = capture_case("chain")
+SHARED: dict[str, tuple[Setup, Forward]] = {
+    "plain": (Setup(case="chain", devices=[(0,), (1,), (0,), (1,)]), run_plain),
+    "clipped": (
+        Setup(case="chain", devices=[(0,), (1,), (0,), (1,)], pipeline={"clip_norm": 0.05}),
+        run_plain,
+    ),
+    "clipped towers": (
+        Setup(case="towers", devices=[(0,), (0,), (1,)], pipeline={"clip_norm": 0.05}),
+        run_plain,
+    ),
+    "tied": (Setup(case="tied", devices=[(0,), (1,), (0,)], optimizer="adamw"), run_tied),
+    "tied neighbours": (Setup(case="tied", devices=[(0,), (0,), (1,)]), run_tied),
+    "clipped, tied": (
+        Setup(
+            case="tied",
+            devices=[(0,), (1,), (0,)],
+            optimizer="adamw",
+            pipeline={"clip_norm": 0.05},
+        ),
+        run_tied,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((name, "stash") for name in SHARED),
+        *((name, "2bw") for name in SHARED),
+        ("clipped", "vertical-sync"),
+        ("clipped, tied", "vertical-sync"),
+    ],
+)
+def test_streams_with_stages_that_share_devices(crew: Crew, name: str, policy: Any) -> None:
+    """The steady order of two stages on a device, with the warm-ups that it has.
+
+    Where their updates wait for each other the order is another one, the versions are the same.
+    """
+    setup, forward = SHARED[name]
+    setup = dataclasses.replace(setup, policy=policy, batch_size=32, num_steps=3)
+    captured = capture_case(setup.case)
     plan = plan_case(setup, captured)
-    names = [[f"blocks.{i}.0.weight", f"blocks.{i}.0.bias"] for i in range(4)]
     setup = dataclasses.replace(setup, policy_options={"accumulate": plan.policy.accumulate})
-    wanted = train_stale(setup, names_by_stage=names, warmups=plan.policy.warmups)
+    wanted = train_stale(
+        setup,
+        names_by_stage=list_names(captured, plan),
+        warmups=plan.policy.warmups,
+        forward=forward,
+        clip_norm=setup.pipeline.get("clip_norm"),
+    )
     found: list[Streamed] = crew.run(2, stream_batches, setup)
     for each in found:
         assert each.result.losses == pytest.approx(wanted.losses, abs=TOLERANCE)
-        for name, tensor in each.result.weights.items():
-            torch.testing.assert_close(tensor, wanted.weights[name], atol=TOLERANCE, rtol=TOLERANCE)
+        for weight, tensor in each.result.weights.items():
+            torch.testing.assert_close(
+                tensor, wanted.weights[weight], atol=TOLERANCE, rtol=TOLERANCE
+            )
