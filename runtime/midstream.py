@@ -22,7 +22,7 @@ from graphplan_runtime.executor import StepState
 from graphplan_runtime.flightnote import FlightNote
 from graphplan_runtime.letters import Letters
 from graphplan_runtime.pending import Pending
-from graphplan_runtime.predicted import Predict, SpecTrain2
+from graphplan_runtime.predicted import Directed
 from graphplan_runtime.stage import StageRunner
 from graphplan_runtime.update import Updater
 
@@ -213,7 +213,7 @@ def _restore_versions(pipeline: Pipeline, note: FlightNote, own: Tensors) -> Non
     for s, versions in pipeline.versions.items():
         versions.restart(note.first * count)
         versions.num_updates = int(own[f"stage/{s}/updates"])
-        if isinstance(versions, (Predict, SpecTrain2)) and versions.num_updates:
+        if isinstance(versions, Directed) and versions.num_updates:
             versions.directions.know(optimizers)
         prefix = f"stage/{s}/"
         named = {n.removeprefix(prefix): t for n, t in own.items() if n.startswith(prefix)}
