@@ -41,7 +41,10 @@ def evaluate_stream(cost: CostModel, stages: StageGraph, options: SearchOptions)
     if len(sizes) > 1 or count <= max(bare.heights):
         return math.inf
     policy = WeightPolicy(
-        name=options.policy_name, warmups=bare.heights, accumulate=options.count_update(count)
+        name=options.policy_name,
+        warmups=bare.heights,
+        accumulate=options.count_update(count),
+        direction=options.direction_form,
     )
     priced = cost.price_stages(stages, policy)
     shares = []

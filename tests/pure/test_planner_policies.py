@@ -38,10 +38,13 @@ def search(graph: OpGraph | None = None, cluster: Cluster | None = None, **optio
     return search_plan(graph or mlp(8, 8192), cluster or find_cluster("summit", gpus=4), asked)
 
 
-@pytest.mark.parametrize("name", STREAMING)
-def test_plans_under_every_policy(name: PolicyName, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*((name, "optimizer") for name in STREAMING), ("predict", "displacement")],
+)
+def test_plans_under_every_policy(name: PolicyName, direction: str, tmp_path: Path) -> None:
     """Legal, at the speed of the busiest device, with the memory of all versions; reads back."""
-    plan = search(policy=name)
+    plan = search(policy=name, direction=direction)
     assert not check_plan(plan).violations
     assert plan.policy.name == name
     assert plan.policy.warmups == (3, 2, 1, 0)
@@ -55,7 +58,8 @@ def test_plans_under_every_policy(name: PolicyName, tmp_path: Path) -> None:
     weight_bytes = 2 * 8192 * 8192 * 4
     for s in range(4):
         extra = plan.prices.stages[s].fixed_bytes - naive.prices.stages[s].fixed_bytes
-        assert extra == (policy.num_versions(s) - 1) * weight_bytes
+        copies = policy.num_versions(s) + (direction == "displacement" and s < 3)
+        assert extra == (copies - 1) * weight_bytes
 
 
 def test_2bw_is_refused_with_the_smallest_legal_value() -> None:
