@@ -39,7 +39,7 @@ from graphplan_runtime.midstream import (
     store_flight,
 )
 from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
-from graphplan_runtime.policies import check_training, make_versions
+from graphplan_runtime.policies import make_versions
 from graphplan_runtime.queues import Note
 from graphplan_runtime.randomness import kept_generators
 from graphplan_runtime.resolve import SENDS_KEPT, Rank
@@ -96,7 +96,6 @@ class Pipeline:
             captured = _capture(module, inputs, loss)
             recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
         check_model(plan, captured)
-        check_training(plan)
         require_agreement({"plan": encode_noun(plan).decode()})
         self.plan = plan
         self.captured = captured

@@ -13,7 +13,7 @@ Where F and B differ, autograd's graph points at memory whose contents are excha
 two: that of the parameters themselves (naive), or one buffer for all micro-batches in flight, which
 holds a prediction during a forward and what the policy says during a backward. So no policy here
 holds a version for each micro-batch, except spectrain2. Values that an op computes from weights
-alone (a cast of autocast, say) are those of the forward.
+alone are those of the forward, except views and casts of autocast (recast.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Directed(StreamVersions):
         self.directions = Directions(self.trainable, form=policy.direction)
 
     def prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.directions.prepare(optimizers)
+        if self.policy.predicts(self.stage):
+            self.directions.prepare(optimizers)
 
     def updated(self) -> None:
         super().updated()

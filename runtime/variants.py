@@ -148,6 +148,7 @@ class Variants:
             split_backward="I" in kinds,
             recompute=self.plan.stages.stages[stage].recompute,
             autocast=find_autocast(self.plan.training),
+            recasts=self.plan.training.mixed and self.plan.policy.forgets,
         )
 
     def _capture_again(self, batch: Batch) -> Captured:

@@ -126,9 +126,11 @@ def test_stashed_weights(crew: Crew, name: str, policy: Any) -> None:
             assert each.most_versions[s] <= plan.policy.num_versions(s)
 
 
-def save_midway(setup: Setup, folder: str, num_steps: int) -> tuple[list[float], Streamed]:
+def save_midway(
+    setup: Setup, folder: str, num_steps: int, dtype: torch.dtype = torch.float64
+) -> tuple[list[float], Streamed]:
     """Save after some steps and go on to the end: the losses that had been given, and all."""
-    pipeline = make_pipeline(setup)
+    pipeline = make_pipeline(setup, dtype=dtype)
     losses: list[float] = []
     given: list[float] = []
     for number, batch in enumerate(make_batches(setup)):
@@ -140,9 +142,9 @@ def save_midway(setup: Setup, folder: str, num_steps: int) -> tuple[list[float],
     return given, describe(pipeline, losses + pipeline.drain())
 
 
-def resume_midway(setup: Setup, folder: str) -> Streamed:
+def resume_midway(setup: Setup, folder: str, dtype: torch.dtype = torch.float64) -> Streamed:
     """Load into a pipeline with other weights, and train to the end."""
-    pipeline = make_pipeline(setup)
+    pipeline = make_pipeline(setup, dtype=dtype)
     with torch.no_grad():
         for weight in pipeline.weights.values():
             weight.zero_()
