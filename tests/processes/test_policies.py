@@ -147,7 +147,8 @@ def test_exact_fractions(
 
 def test_one_stage_is_the_plain_optimizer(crew: Crew) -> None:
     """With S = 1 every policy but 2bw is SGD; 2bw is one update late."""
-    names = ("flush", "naive", "stash", "vertical-sync", "predict", "spectrain1", "spectrain2")
+    names = ("flush", "local", "naive", "stash", "vertical-sync", "predict", "spectrain1",
+             "spectrain2")  # fmt: skip
     runs = [
         {"case": "product1", "policy": name, "lr": 0.25, "batch_size": 1, "optimizer": "momentum"}
         for name in (*names, "2bw")
@@ -286,27 +287,26 @@ def test_clipping_under_every_policy(crew: Crew, devices: Sequence[tuple[int, ..
     assert len(seen) > 3
 
 
-def test_2bw_is_its_recurrence_for_every_legal_accumulation(crew: Crew) -> None:
-    """W(t+1) = W(t) - lr * grad f(W(t-1)) for all depths and all m >= max w_s."""
-    for num in (2, 3):
-        cases = [
-            {"case": f"product{num}", "policy": "2bw", "lr": 0.5, "updates": 6, "accumulate": m,
-             "batch_size": size}
-            for m in (1, 2, 3, 4) if m >= num - 1
-            for size in (m, 2 * m)
-        ]  # fmt: skip
-        by_rank = crew.run(num, trace_weights, cases)
-        weights = [[0.5] * num, [0.5] * num]
-        for _ in range(6):
-            old = weights[-2]
-            product = torch.tensor(old, dtype=torch.float64).prod().item()
-            weights.append(
-                [
-                    w - 0.5 * (product - 1) * product / o
-                    for w, o in zip(weights[-1], old, strict=True)
-                ]
-            )
-        for i, case in enumerate(cases):
-            for rank in range(num):
-                wanted = [each[rank] for each in weights[2:]]
-                assert by_rank[rank][i] == pytest.approx(wanted, abs=EXACT), case
+@pytest.mark.parametrize("case", ["product2", "product3", "product4", "diamond"])
+def test_2bw_is_its_recurrence_for_every_legal_accumulation(crew: Crew, case: str) -> None:
+    """W(t+1) = W(t) - lr * grad f(W(t-1)) for all depths, a graph, and all m >= max w_s."""
+    num = CASES[case].num_stages
+    depth = 2 if case == "diamond" else num - 1
+    runs = [
+        {"case": case, "policy": "2bw", "lr": 0.5, "updates": 6, "accumulate": m,
+         "batch_size": size}
+        for m in range(depth, depth + 3)
+        for size in (m, 2 * m)
+    ]  # fmt: skip
+    by_rank = crew.run(num, trace_weights, runs)
+    weights = [torch.full((num,), 0.5, dtype=torch.float64)] * 2
+    for _ in range(6):
+        old = weights[-2].clone().requires_grad_()
+        branches = old[1] + old[2] if case == "diamond" else None
+        output = old[0] * branches * old[3] if branches is not None else old.prod()
+        (gradient,) = torch.autograd.grad((output - 1).square() / 2, old)
+        weights.append(weights[-1] - 0.5 * gradient)
+    for i, run in enumerate(runs):
+        for rank in range(num):
+            wanted = [float(each[rank]) for each in weights[2:]]
+            assert by_rank[rank][i] == pytest.approx(wanted, abs=EXACT), run
