@@ -87,22 +87,16 @@ class Line:
         start = first * self.count
         if self.epochs is None:
             for i in itertools.count(start):
-                for batch, task in self.list_tasks((i,), range(start, i + 1)):
-                    yield Step(batch, task)
+                for stage, kind, lag in self.beats:
+                    if i - lag >= start:
+                        batch, m = divmod(i - lag, self.count)
+                        yield Step(batch, Task(stage, kind, m))
             return
         for update in itertools.count(start // self.accumulate):
             is_first = update * self.accumulate == start
             for stage, kind, lead in self.epochs.first if is_first else self.epochs.steady:
                 batch, m = divmod(update * self.accumulate + lead, self.count)
                 yield Step(batch, Task(stage, kind, m))
-
-    def list_tasks(self, positions: Iterable[int], within: range) -> Iterator[tuple[int, Task]]:
-        """Tasks with their batches at some micro-batches; only those `within` a range exist."""
-        for i in positions:
-            for beat in self.beats:
-                if i - beat.lag in within:
-                    batch, m = divmod(i - beat.lag, self.count)
-                    yield batch, Task(beat.stage, beat.kind, m)
 
     def list_messages(self, step: Step, hosted: Sequence[int]) -> list[Step]:
         """What a task of this device sends to a device with certain stages, in order."""

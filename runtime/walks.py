@@ -113,6 +113,8 @@ class Walk:
 
         In a drain, such tasks are left out.
         """
+        if self.meeting is None and not drains:  # The usual case, at every task.
+            return None if self._ahead is None or self._ahead.batch >= num_fed else self._ahead
         while drains and self._ahead is not None and self._is_unfed(num_fed):
             end = num_fed * self.line.count
             if all(count >= end for count in self.done.values()):
@@ -148,16 +150,15 @@ class Walk:
     def take(self, move: Move) -> None:
         """Go on behind what `peek` gave."""
         self.num_moves += 1
-        if isinstance(move, Join):
+        if isinstance(move, Step):
+            task = move.instruction
+            assert isinstance(task, Task)
+            self.done[task.stage, task.kind] += 1
+            self._ahead = next(self._steps)
+        elif isinstance(move, Join):
             self.num_joined += 1
-            return
-        if isinstance(move, Meet):
+        else:
             self.num_met += 1
-            return
-        task = move.instruction
-        assert isinstance(task, Task)
-        self.done[task.stage, task.kind] += 1
-        self._ahead = next(self._steps)
 
     def _is_unfed(self, num_fed: int) -> bool:
         return self._ahead is not None and self._ahead.batch >= num_fed

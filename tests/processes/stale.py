@@ -127,7 +127,9 @@ def _train(
             if i % period == 0:
                 if clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters.values(), clip_norm)
-                optimizer.step()
+                found = [p.grad for p in parameters.values() if p.grad is not None]
+                if all(bool(torch.isfinite(each).all()) for each in found):
+                    optimizer.step()
                 optimizer.zero_grad()
                 if scheduler is not None:
                     scheduler.step()

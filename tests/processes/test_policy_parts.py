@@ -192,6 +192,45 @@ def test_loss_scaling_under_every_policy(crew: Crew, devices: list[tuple[int, ..
         assert losses[-1] != losses[0]
 
 
+def stream_checked(setup: Setup) -> tuple[Result, float]:
+    """Train with a loss scale in fp64; also the scale in the end."""
+    pipeline = make_pipeline(setup)
+    pipeline.updater.loss_scale.dynamic = True
+    pipeline.updater.loss_scale.value = 1024.0
+    losses = list(pipeline.stream(make_batches(setup)))
+    return Result(losses, read_weights(pipeline)), pipeline.updater.loss_scale.value
+
+
+@pytest.mark.parametrize("policy", ["stash", "vertical-sync", "2bw"])
+@pytest.mark.parametrize("devices", [[(0,), (1,), (2,), (3,)], [(0,), (1,), (0,), (1,)]], ids=str)
+def test_an_infinite_gradient_skips_one_update_of_all_stages(
+    crew: Crew, policy: Any, devices: list[tuple[int, ...]]
+) -> None:
+    """Only stage 0 has infinite gradients: weights are as if all had skipped, the scale halves."""
+    setup = Setup(
+        case="chain",
+        devices=devices,
+        batch_size=32,
+        num_steps=5,
+        policy=policy,
+        policy_options={"accumulate": 4} if policy == "2bw" else {},
+        pipeline={"clip_norm": 0.5},
+        infinite_steps=(1, 3),
+    )
+    captured = capture_case("chain")
+    plan = plan_case(setup, captured)
+    setup = dataclasses.replace(setup, policy_options={"accumulate": plan.policy.accumulate})
+    names, warmups = list_names(captured, plan), plan.policy.warmups
+    wanted = train_stale(setup, names_by_stage=names, warmups=warmups, clip_norm=0.5)
+    for result, scale in crew.run(setup.num_ranks, stream_checked, setup):
+        assert scale == 256.0
+        assert result.losses == pytest.approx(wanted.losses, abs=TOLERANCE)
+        for weight, tensor in result.weights.items():
+            torch.testing.assert_close(
+                tensor, wanted.weights[weight], atol=TOLERANCE, rtol=TOLERANCE
+            )
+
+
 # -- local -----------------------------------------------------------------------------------------
 
 
