@@ -113,10 +113,20 @@ def test_casts_are_those_of_the_backward(crew: Crew, policy: Any) -> None:
     assert measure_distance(found, train_oracle(setup, casts_of_forward=True)) > 1e-4
 
 
-@pytest.mark.parametrize("policy", FORGETTING)
-def test_autocast_resumes_in_mid_stream(crew: Crew, tmp_path: Path, policy: Any) -> None:
-    """To the last bit, with what autograd had saved."""
-    setup = dataclasses.replace(MIXED, policy=policy)
+@pytest.mark.parametrize(
+    ("policy", "precision"),
+    [*((policy, "bfloat16") for policy in FORGETTING), ("2bw", "float16"), ("predict", "float16")],
+)
+def test_autocast_resumes_in_mid_stream(
+    crew: Crew, tmp_path: Path, policy: Any, precision: str
+) -> None:
+    """To the last bit, with what autograd had saved, and with the loss scale of float16."""
+    setup = dataclasses.replace(
+        MIXED,
+        policy=policy,
+        policy_options={"accumulate": 4 if policy == "2bw" else 1},
+        training={"precision": precision, "mixed": True},
+    )
     saved = crew.run(4, save_midway, setup, str(tmp_path), 4, torch.float32)
     rest: list[Streamed] = crew.run(4, resume_midway, setup, str(tmp_path), torch.float32)
     whole: list[Streamed] = crew.run(4, stream_mixed, setup)
