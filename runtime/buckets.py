@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -17,12 +17,22 @@ def sum_gradients(parameters: Sequence[torch.Tensor], group: Group, transport: T
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        buckets = [(bucket, _flatten(bucket)) for bucket in fill_buckets(gradients)]
-        works = [transport.sum_over(group, flat) for _, flat in buckets]
+        start_sums([each.grad for each in parameters if each.grad is not None], group, transport)()
+
+
+def start_sums(
+    tensors: Sequence[torch.Tensor], group: Group, transport: Transport
+) -> Callable[[], None]:
+    """Post the sums of tensors over a group; what is given back waits until they are in place."""
+    buckets = [(bucket, _flatten(bucket)) for bucket in fill_buckets(tensors)]
+    works = [transport.sum_over(group, flat) for _, flat in buckets]
+
+    def finish() -> None:
         for (bucket, flat), work in zip(buckets, works, strict=True):
             work.wait()
             _spread(flat, bucket)
+
+    return finish
 
 
 def average_tensors(tensors: Sequence[torch.Tensor], group: Group, transport: Transport) -> None:

@@ -51,8 +51,10 @@ class Directions:
                 continue
             if self.form == "optimizer" and is_plain_descent(optimizer, group):
                 self._held[parameter] = hold_gradient(parameter, group)
-            else:
-                self._before[parameter] = parameter.detach().clone()
+            else:  # In the memory of the last displacement.
+                room = self._held.pop(parameter, None)
+                room = torch.empty_like(parameter) if room is None else room
+                self._before[parameter] = room.copy_(parameter.detach())
 
     def updated(self) -> None:
         """After a step: the displacement, for those that need it."""

@@ -12,6 +12,7 @@ from graphplan_runtime.executor import StepState
 from graphplan_runtime.lines import Step
 from graphplan_runtime.status import Phase, Status
 from graphplan_runtime.stream import Stream
+from graphplan_runtime.walks import Move
 
 
 class StreamEmulator(Emulator):
@@ -44,8 +45,10 @@ class StreamEmulator(Emulator):
         self._land(self.num_steps)
         self._finish_sends()
 
-    def _run_slice(self, steps: Sequence[Step]) -> None:
-        for batch, instruction in steps:
+    def _run_slice(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            assert isinstance(move, Step), "emulated updates do not meet"
+            batch, instruction = move
             found = self._table.get(instruction)
             if found is not None:
                 self.status.numbers[2] = found[0]

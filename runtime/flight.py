@@ -17,6 +17,8 @@ from graphplan_runtime.lines import Step
 from graphplan_runtime.losses import BatchLoss, LossExchange
 from graphplan_runtime.status import Status
 from graphplan_runtime.stream import Stream
+from graphplan_runtime.update import Updater
+from graphplan_runtime.walks import Join, Move
 from graphplan_runtime.weights import WeightVersions
 
 Shapes = dict[str, tuple[int, ...]]
@@ -42,9 +44,11 @@ class Flight:
         *,
         versions: Mapping[int, WeightVersions],
         losses: LossExchange,
+        updater: Updater,
         status: Status,
     ) -> None:
         self.stream = stream
+        self.updater = updater
         self.line = line
         self.versions = versions
         self.exchange = losses
@@ -71,7 +75,7 @@ class Flight:
         """
         batch = self.stream.num_fed
         self.adopt(batch, state, actions, shapes)
-        self._losses[batch] = (self.exchange.open(), state)
+        self.open_loss(batch)
         self._run(self.stream.feed())
         if self.stream.is_even:
             self._tell(batch)
@@ -88,6 +92,14 @@ class Flight:
         self._shapes[batch] = shapes
         self._shapes.pop(batch - self.stream.lag - 1, None)
 
+    def open_loss(self, batch: int) -> None:
+        """Be ready to hear the loss of a batch, which is not known before it has been fed."""
+        self._losses[batch] = (self.exchange.open(), self.batches[batch].state)
+
+    def list_unheard(self) -> list[tuple[int, StepState]]:
+        """Batches whose loss nobody knows yet, with what this rank has computed of them."""
+        return [(batch, state) for batch, (_, state) in self._losses.items()]
+
     def drain(self) -> list[float]:
         """Run what is left; the losses that the caller has not been given."""
         self._run(self.stream.drain())
@@ -100,21 +112,28 @@ class Flight:
         return found
 
     def settle(self) -> None:
-        """Wait for the losses of all batches that have been fed."""
+        """Wait for the losses of all batches that have been fed; they must have been computed."""
         for batch in sorted(self._losses):
             self._tell(batch)
         for batch in sorted(self._losses):
             self._hear(batch)
 
-    def run_receives(self, steps: Sequence[Step]) -> None:
+    def run_receives(self) -> None:
         """Post receives out of turn, for a checkpoint."""
-        self._run(steps)
+        self._run(self.stream.list_unreceived())
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _run(self, steps: Sequence[Step]) -> None:
+    def _run(self, moves: Sequence[Move]) -> None:
         numbers, batches = self.status.numbers, self.batches
-        for batch, instruction in steps:
+        for move in moves:
+            if not isinstance(move, Step):
+                numbers[3] = 1
+                run = self.updater.join if isinstance(move, Join) else self.updater.meet
+                run(move.update)
+                numbers[3] = 0
+                continue
+            batch, instruction = move
             aloft = batches[batch]
             found = aloft.actions.get(instruction)
             if found is not None:

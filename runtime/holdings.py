@@ -55,11 +55,26 @@ class Holdings:
         return self.stages.stages[self.stages_by_weight[weight][0]].devices[0]
 
     @cached_property
-    def updating(self) -> Group:
-        """Devices of the stages that have a backward, and so updates."""
+    def updating_stages(self) -> tuple[int, ...]:
+        """Stages that have a backward, and so updates."""
         flowing = {op.name for op in self.graph.ops if op.needs_backward}
-        found = (s.devices for s in self.stages.stages if not flowing.isdisjoint(s.ops))
+        stages = enumerate(self.stages.stages)
+        return tuple(s for s, stage in stages if not flowing.isdisjoint(stage.ops))
+
+    @cached_property
+    def updating(self) -> Group:
+        """Devices of the stages that have updates."""
+        found = (self.stages.stages[s].devices for s in self.updating_stages)
         return tuple(sorted({device for devices in found for device in devices}))
+
+    @property
+    def joins_stages(self) -> bool:
+        """Whether several stages of one device hold a tied weight, of which there is one copy."""
+        for name in self.tied:
+            devices = [self.stages.stages[s].devices for s in self.stages_by_weight[name]]
+            if len(set(devices)) < len(devices):
+                return True
+        return False
 
     @property
     def num_replicas(self) -> int:

@@ -8,6 +8,7 @@ it, so that nothing is resolved twice.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -32,12 +33,37 @@ class Beat(NamedTuple):
     lag: int
 
 
+class Epochs(NamedTuple):
+    """The pattern of a device in whole updates: at update t it runs micro-batches t m + lead."""
+
+    first: tuple[Lead, ...]
+    """Of the update with which a pipeline starts from empty."""
+    steady: tuple[Lead, ...]
+
+
+class Lead(NamedTuple):
+    """A task of an update, by its distance from the update's first micro-batch."""
+
+    stage: int
+    kind: Kind
+    lead: int
+
+
 class Line:
     """The pattern of a device, with what follows and what precedes each of its tasks."""
 
-    def __init__(self, plan: Plan, device: int, instructions: Sequence[Instruction]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        device: int,
+        instructions: Sequence[Instruction],
+        *,
+        epochs: Epochs | None = None,
+    ) -> None:
         self.count = plan.prices.num_micro_batches(0)
         """Micro-batches of a batch."""
+        self.accumulate = plan.policy.accumulate
+        self.epochs = epochs
         self.hosted = plan.prices.stages_by_device[device]
         self.beats = find_beats(plan, device, instructions)
         self.lag = max((beat.lag for beat in self.beats), default=0)
@@ -56,22 +82,27 @@ class Line:
                 task = _pick(each.stage, ("B", "W"), each.micro_batch, known)
                 self.closings.setdefault(task, []).append(each)
 
-    def list_tasks(self, positions: Iterable[int], within: range) -> Iterator[tuple[int, Task]]:
-        """Tasks with their batches at some micro-batches; only those `within` a range exist."""
-        for i in positions:
-            for beat in self.beats:
-                if i - beat.lag in within:
-                    batch, m = divmod(i - beat.lag, self.count)
-                    yield batch, Task(beat.stage, beat.kind, m)
+    def walk(self, first: int) -> Iterator[Step]:
+        """All tasks from an empty pipeline on, without an end; `first` is the first batch."""
+        start = first * self.count
+        if self.epochs is None:
+            for i in itertools.count(start):
+                for stage, kind, lag in self.beats:
+                    if i - lag >= start:
+                        batch, m = divmod(i - lag, self.count)
+                        yield Step(batch, Task(stage, kind, m))
+            return
+        for update in itertools.count(start // self.accumulate):
+            is_first = update * self.accumulate == start
+            for stage, kind, lead in self.epochs.first if is_first else self.epochs.steady:
+                batch, m = divmod(update * self.accumulate + lead, self.count)
+                yield Step(batch, Task(stage, kind, m))
 
-    def list_messages(self, tasks: Iterable[tuple[int, Task]], hosted: Sequence[int]) -> list[Step]:
-        """What tasks of this device send to a device with certain stages, in order."""
-        return [
-            Step(batch, each)
-            for batch, task in tasks
-            for each in self.sends.get(task, ())
-            if each.dst in hosted
-        ]
+    def list_messages(self, step: Step, hosted: Sequence[int]) -> list[Step]:
+        """What a task of this device sends to a device with certain stages, in order."""
+        assert isinstance(step.instruction, Task)
+        sends = self.sends.get(step.instruction, ())
+        return [Step(step.batch, each) for each in sends if each.dst in hosted]
 
 
 def _pick(stage: int, kinds: Iterable[Kind], micro_batch: int, known: set[Task]) -> Task:

@@ -39,7 +39,7 @@ from graphplan_runtime.midstream import (
     store_flight,
 )
 from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
-from graphplan_runtime.policies import check_training, make_versions
+from graphplan_runtime.policies import make_versions
 from graphplan_runtime.queues import Note
 from graphplan_runtime.randomness import kept_generators
 from graphplan_runtime.resolve import SENDS_KEPT, Rank
@@ -58,6 +58,7 @@ from graphplan_runtime.stream import Stream
 from graphplan_runtime.transport import Transport
 from graphplan_runtime.update import Optimizers, Schedulers, Updater
 from graphplan_runtime.variants import Batch, Recapture, Variants
+from graphplan_runtime.weights import StreamVersions
 from graphplan_runtime.wiretypes import cast_dtype
 
 
@@ -95,7 +96,6 @@ class Pipeline:
             captured = _capture(module, inputs, loss)
             recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
         check_model(plan, captured)
-        check_training(plan)
         require_agreement({"plan": encode_noun(plan).decode()})
         self.plan = plan
         self.captured = captured
@@ -190,11 +190,21 @@ class Pipeline:
 
     def _make_flight(self) -> Flight:
         line = self.variants.program.instructions_by_device[self.rank]
+        defers = bool(self.updater.num_talks) and self.plan.policy.is_deferred
+        for versions in self.versions.values():
+            if isinstance(versions, StreamVersions):
+                versions.is_deferred = defers
         return Flight(
-            Stream(self.plan, self.rank),
+            Stream(
+                self.plan,
+                self.rank,
+                meets=self.updater.num_talks,
+                joined=self.holdings.joins_stages,
+            ),
             line,
             versions=self.versions,
             losses=self.losses,
+            updater=self.updater,
             status=self.status,
         )
 
@@ -280,15 +290,12 @@ class Pipeline:
     def save(self, folder: Path | str) -> Path:
         """Write a checkpoint; all ranks must call it. Returns where it is.
 
-        Batches in flight are part of it, and the run goes on as if it had not been saved. Where
-        that is not possible they end before: when stages share devices, inputs change their shapes,
-        or updates of one stage wait for others (tied weights, clipping, loss scaling).
+        Batches in flight are part of it, and the run goes on as if it had not been saved.
         """
         if self.flight is not None:
-            is_steady = self.flight.stream.is_even and self.variants.is_single
-            if not is_steady or self.updater.meets:
-                self.flight.told.extend(self.drain())
-            self.flight.settle()
+            if self.flight.stream.is_even:
+                self.flight.settle()
+            self.updater.settle(self.flight.stream.num_issued)
         scale = self.updater.loss_scale
         manifest = Manifest(
             model=self.captured.graph.fingerprint,
@@ -348,16 +355,17 @@ class Pipeline:
                 versions.num_updates = self.num_steps * count // self.plan.policy.accumulate
         if self.flight is not None:
             self.flight.stream.resume(self.num_steps, self.num_steps)
+        self.updater.resume({s: each.num_updates for s, each in self.versions.items()}, ())
 
     @property
-    def runners(self) -> Mapping[int, StageRunner]:
-        """What runs this rank's stages on inputs of the captured shapes."""
-        return self.variants.first_variant.runners
+    def runners(self) -> list[tuple[int, StageRunner]]:
+        """What runs this rank's stages, with the stage, on inputs of all shapes so far."""
+        return [each for v in self.variants.list_all() for each in v.runners.items()]
 
-    def resolve_shapes(self, shapes: Shapes) -> Actions:
-        """The actions for a batch of which only the sizes are known."""
-        tensors = {name: torch.empty(sizes, device="meta") for name, sizes in shapes.items()}
-        return self.variants.resolve(self.variants.first_variant, tensors, self._actor)
+    def resolve_shapes(self, shapes: Shapes) -> tuple[Mapping[int, StageRunner], Actions]:
+        """What runs a batch of which only the sizes are known."""
+        variant, tensors = self.variants.find(self.variants.imagine(shapes))
+        return variant.runners, self.variants.resolve(variant, tensors, self._actor)
 
 
 def _capture(model: nn.Module, inputs: Any, loss: Any) -> Captured:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from graphplan.errors import InvalidOption
-from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import WeightPolicy
 from graphplan_runtime.predicted import Naive, Predict, SpecTrain1, SpecTrain2
 from graphplan_runtime.stashed import DoubleBuffered, Stash, VerticalSync
@@ -20,16 +18,6 @@ POLICIES: dict[str, type[WeightVersions]] = {
     "spectrain1": SpecTrain1,
     "spectrain2": SpecTrain2,
 }
-
-
-def check_training(plan: Plan) -> None:
-    """Refuse a policy whose backward would silently use the wrong weights."""
-    if plan.training.mixed and plan.policy.forgets:
-        raise InvalidOption(
-            f"Autocast keeps casts of the forward's weights for the backward, which under policy"
-            f" {plan.policy.name} must use others.",
-            remedy="Search without --mixed, or with --policy stash, 2bw or spectrain2.",
-        )
 
 
 def make_versions(policy: WeightPolicy, stage: int, weights: Tensors) -> WeightVersions:

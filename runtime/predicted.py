@@ -13,7 +13,7 @@ Where F and B differ, autograd's graph points at memory whose contents are excha
 two: that of the parameters themselves (naive), or one buffer for all micro-batches in flight, which
 holds a prediction during a forward and what the policy says during a backward. So no policy here
 holds a version for each micro-batch, except spectrain2. Values that an op computes from weights
-alone (a cast of autocast, say) are those of the forward.
+alone are those of the forward, except views and casts of autocast (recast.py).
 """
 
 from __future__ import annotations
@@ -45,12 +45,33 @@ class Naive(StreamVersions):
         self.gather(self._leaves)
 
 
-class Predict(StreamVersions):
-    """`predict`: the forward looks ahead by the distance of its stamp."""
+class Directed(StreamVersions):
+    """What policies that look ahead have in common: the direction of the last update."""
 
     def __init__(self, weights: Tensors, policy: WeightPolicy, stage: int) -> None:
         super().__init__(weights, policy, stage)
         self.directions = Directions(self.trainable, form=policy.direction)
+
+    def prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if self.policy.predicts(self.stage):
+            self.directions.prepare(optimizers)
+
+    def updated(self) -> None:
+        super().updated()
+        self.directions.updated()
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return self.directions.state_tensors()
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.directions.load_tensors(tensors)
+
+
+class Predict(Directed):
+    """`predict`: the forward looks ahead by the distance of its stamp."""
+
+    def __init__(self, weights: Tensors, policy: WeightPolicy, stage: int) -> None:
+        super().__init__(weights, policy, stage)
         self._buffer: list[torch.Tensor] = []
         self._leaves: list[torch.Tensor] = []
 
@@ -72,13 +93,6 @@ class Predict(StreamVersions):
     def collect(self, micro_batch: int) -> None:
         self.gather(self._leaves)
 
-    def prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.directions.prepare(optimizers)
-
-    def updated(self) -> None:
-        super().updated()
-        self.directions.updated()
-
     @property
     def num_versions(self) -> int:
         return 2 if self._buffer else 1
@@ -95,14 +109,6 @@ class Predict(StreamVersions):
             self.directions.extrapolate(self._buffer, distance)
         return self._leaves
 
-    # -- checkpoints -----------------------------------------------------------------------------
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        return self.directions.state_tensors()
-
-    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.directions.load_tensors(tensors)
-
     def adopt(self, micro_batch: int, stamp: int) -> None:
         self._fill(self.backward_distance)
 
@@ -118,12 +124,11 @@ class SpecTrain1(Predict):
         return (max(self.policy.warmups) - self.warmup) // 2
 
 
-class SpecTrain2(StreamVersions):
+class SpecTrain2(Directed):
     """`spectrain2`: predicted weights stay until the backward."""
 
     def __init__(self, weights: Tensors, policy: WeightPolicy, stage: int) -> None:
         super().__init__(weights, policy, stage)
-        self.directions = Directions(self.trainable, form=policy.direction)
         self._kept: dict[int, list[torch.Tensor]] = {}
 
     def forward_weights(self, micro_batch: int) -> Tensors:
@@ -141,13 +146,6 @@ class SpecTrain2(StreamVersions):
     def collect(self, micro_batch: int) -> None:
         self.gather(self._kept.pop(micro_batch))
 
-    def prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.directions.prepare(optimizers)
-
-    def updated(self) -> None:
-        super().updated()
-        self.directions.updated()
-
     @property
     def num_versions(self) -> int:
         return 1 + len(self._kept) if self.warmup else 1
@@ -155,14 +153,14 @@ class SpecTrain2(StreamVersions):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        found = self.directions.state_tensors()
+        found = super().state_tensors()
         for micro_batch, leaves in self._kept.items():
             trained = (leaf.detach() for leaf in leaves if leaf.requires_grad)
             found |= {f"kept.{micro_batch}.{i}": each for i, each in enumerate(trained)}
         return found
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.directions.load_tensors(tensors)
+        super().load_tensors(tensors)
         found: dict[int, dict[int, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             match = re.fullmatch(r"kept\.(\d+)\.(\d+)", name)

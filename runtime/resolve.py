@@ -348,7 +348,7 @@ class _Resolver:
         ]
         start_loss = self._start_loss(task)
         loss_index = module.outputs.index(module.loss) if module.loss is not None else None
-        numbers = self.rank.status.numbers
+        numbers, accumulate = self.rank.status.numbers, self.rank.policy.accumulate
 
         def gather(state: StepState) -> list[torch.Tensor | None]:
             letters: list[torch.Tensor | None] = []
@@ -358,7 +358,8 @@ class _Resolver:
                 numbers[3] = 0
             found = [add_letters(letters, places) for places in by_output]
             if loss_index is not None:
-                found[loss_index] = start_loss(state.loss_scale.value)
+                update = (state.first + task.micro_batch) // accumulate
+                found[loss_index] = start_loss(state.loss_scale.value_of(update))
             return found
 
         return gather

@@ -19,11 +19,22 @@ class LossScale:
     dynamic: bool = False
     value: float = 1.0
     num_good: int = 0
+    held: dict[int, float] = dataclasses.field(default_factory=dict)
+    """By update: the scale of gradients that began before `value` changed."""
 
     @classmethod
     def for_float16(cls) -> LossScale:
         """The usual start."""
         return cls(dynamic=True, value=START)
+
+    def value_of(self, update: int) -> float:
+        """The scale of the gradients of an update."""
+        return self.held.get(update, self.value)
+
+    def hold(self, update: int) -> None:
+        """An update has begun with the present value."""
+        self.held = {n: value for n, value in self.held.items() if n >= update}
+        self.held.setdefault(update, self.value)
 
     def adjust(self, *, finite: bool) -> None:
         """Learn from one step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from graphplan.frontend import StageModule
 from graphplan.nouns.opgraph import OpGraph
+from graphplan_runtime import recast
 from graphplan_runtime.codegen import generate_function
 from graphplan_runtime.deferred import (
     Kept,
@@ -42,6 +44,8 @@ class StageSetup:
     split_backward: bool = False
     recompute: bool = False
     autocast: torch.dtype | None = None
+    recasts: bool = False
+    """Whether casts of weights are made again for the backward, which uses other weights."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,6 +60,8 @@ class _Saved:
     kept: Kept
     buffers: dict[int, torch.Tensor]
     """By place among the weights: what the forward will have changed when it runs again."""
+    found: Sequence[weakref.ref[recast.Kept]] = ()
+    """What the backward will find, where casts are made again."""
 
 
 class StageRunner:
@@ -75,6 +81,7 @@ class StageRunner:
         self.is_random = draws_numbers(module.graph)
         self._mutated = _find_mutated(module, graph)
         self._saved: dict[int, _Saved] = {}
+        self._found: Sequence[weakref.ref[recast.Kept]] = ()
         self._kept: Kept = []
         """Where the running forward's deferred ops will leave their weight gradients."""
         flowing = {op.name for op in graph.ops if op.needs_backward}
@@ -116,7 +123,8 @@ class StageRunner:
         else:
             inputs, kept, outputs, roots = self._record(inputs, weights, seed)
         if self.setup.has_backward:
-            self._saved[micro_batch] = _Saved(inputs, roots, stamp, seed, kept, buffers)
+            saved = _Saved(inputs, roots, stamp, seed, kept, buffers, self._found)
+            self._saved[micro_batch] = saved
         return [output.detach() for output in outputs]
 
     def backward(self, micro_batch: int, gradients: Gradients) -> Gradients:
@@ -172,7 +180,12 @@ class StageRunner:
         yield from ((f"buffer/{place}", tensor) for place, tensor in saved.buffers.items())
         if with_graph and not self.setup.recompute:
             weights = self.weights.backward_weights(micro_batch)
-            for place, tensor in list_saved(saved.roots, weights).items():
+            stored = (
+                recast.list_kept(saved.found, weights)
+                if self.setup.recasts
+                else list_saved(saved.roots, weights)
+            )
+            for place, tensor in stored.items():
                 yield f"saved/{place}", tensor
 
     def restore(self, micro_batch: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -193,7 +206,11 @@ class StageRunner:
             saved.inputs, saved.kept, _, saved.roots = self._record(inputs, weights, seed)
             for mutated, buffer in held.items():
                 weights[mutated].data.copy_(buffer)
-            replace_saved(saved.roots, parts["saved"])
+            saved.found = self._found
+            if self.setup.recasts:
+                recast.replace_kept(saved.found, parts["saved"])
+            else:
+                replace_saved(saved.roots, parts["saved"])
         self._saved[micro_batch] = saved
 
     # -- parts -----------------------------------------------------------------------------------
@@ -203,7 +220,10 @@ class StageRunner:
             seed_device(self.setup.device, seed)
         if self.setup.autocast is None:
             return self._function(*inputs, *weights)
-        with torch.autocast(self.setup.device.type, dtype=self.setup.autocast):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autocast(self.setup.device.type, dtype=self.setup.autocast))
+            if self.setup.recasts and torch.is_grad_enabled():
+                self._found = stack.enter_context(recast.recasting(weights))
             return self._function(*inputs, *weights)
 
     def _record(

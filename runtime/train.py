@@ -109,8 +109,10 @@ def choose_optimizer(plan: Plan, options: RunOptions, model_file: ModelFile) -> 
         return lambda parameters: torch.optim.AdamW(parameters, lr=rate, fused=True)
     if name == "adam":
         return lambda parameters: torch.optim.Adam(parameters, lr=rate, fused=True)
-    momentum = 0.9 if name == "momentum" else 0.0
-    return lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=momentum, fused=True)
+    momentum, nesterov = 0.0 if name == "sgd" else 0.9, name == "nesterov"
+    return lambda parameters: torch.optim.SGD(
+        parameters, lr=rate, momentum=momentum, nesterov=nesterov, fused=True
+    )
 
 
 @dataclasses.dataclass

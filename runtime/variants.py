@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from graphplan.errors import InvalidOption
 from graphplan.frontend import Captured, cut_graph
@@ -100,19 +101,17 @@ class Variants:
             variant = self._by_shapes[shapes] = self._make(captured)
         return variant, tensors
 
-    @property
-    def is_single(self) -> bool:
-        """Whether all batches so far had the captured shapes."""
-        return all(variant.captured is self.first for variant in self._by_shapes.values())
+    def list_all(self) -> list[Variant]:
+        """Those of all shapes so far."""
+        return list(self._by_shapes.values())
 
-    @property
-    def first_variant(self) -> Variant:
-        """The variant of the captured shapes."""
-        found = [each for each in self._by_shapes.values() if each.captured is self.first]
-        if not found:
-            shapes = tuple(tuple(given.spec.shape) for given in self.first.graph.inputs)
-            found = [self._by_shapes.setdefault(shapes, self._make(self.first))]
-        return found[0]
+    def imagine(self, shapes: Mapping[str, tuple[int, ...]]) -> Batch:
+        """A batch without values, of which only the sizes are known."""
+        tensors = [
+            torch.empty(shapes[given.name], dtype=getattr(torch, given.spec.dtype), device="meta")
+            for given in self.first.graph.inputs
+        ]
+        return Arguments(*pytree.tree_unflatten(tensors, self.first.input_tree))
 
     def resolve(self, variant: Variant, tensors: Tensors, actor: Rank) -> Actions:
         """The actions of this device for the number of samples of a batch."""
@@ -149,6 +148,7 @@ class Variants:
             split_backward="I" in kinds,
             recompute=self.plan.stages.stages[stage].recompute,
             autocast=find_autocast(self.plan.training),
+            recasts=self.plan.training.mixed and self.plan.policy.forgets,
         )
 
     def _capture_again(self, batch: Batch) -> Captured:

@@ -98,11 +98,13 @@ class StreamVersions(WeightVersions):
         super().__init__(weights, policy, stage)
         self.warmup = policy.warmups[stage]
         self.accumulate = policy.accumulate
+        self.is_deferred = False
+        """Whether updates are applied when they are first used, and not as soon as they can be."""
 
     def stamp(self, micro_batch: int) -> int:
         """The version that a forward meets; it must be the one that the warm-up promises."""
         promised = max(self.origin, micro_batch - self.warmup) // self.accumulate
-        assert self.num_updates == promised, (
+        assert self._is_promised(promised, micro_batch), (
             f"F of micro-batch {micro_batch} at stage {self.stage} meets version"
             f" {self.num_updates}, not {promised}"
         )
@@ -111,13 +113,18 @@ class StreamVersions(WeightVersions):
     def check_stamp(self, micro_batch: int, stamp: int) -> None:
         """The backward meets the version of its own update, whatever the forward noted."""
         promised = micro_batch // self.accumulate
-        assert self.num_updates == promised, (
+        assert self._is_promised(promised, micro_batch) and stamp <= self.num_updates, (
             f"B of micro-batch {micro_batch} at stage {self.stage} meets version"
             f" {self.num_updates}, not {promised}; F met {stamp}"
         )
         self.num_stamped += 1
         self.most_stale = max(self.most_stale, self.num_updates - stamp)
         self.most_versions = max(self.most_versions, self.num_versions)
+
+    def _is_promised(self, promised: int, micro_batch: int) -> bool:
+        """Whether the current version is the promised one; a deferred one may come until used."""
+        least = max(micro_batch // self.accumulate - 1, 0) if self.is_deferred else promised
+        return least <= self.num_updates <= promised
 
     def distance(self, micro_batch: int) -> int:
         """Updates between the version that a forward meets now and that of its backward."""

@@ -13,9 +13,8 @@ Rows that the file already holds are kept.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from graphplan.staleness.optimizers import Adam, Optimizer, Sgd
 from graphplan.staleness.replay import replay_schedule
 from graphplan.staleness.shapes import make_chain
 from tools.staleness_tasks import EVERYTHING, NUM_EPOCHS, NUM_SAMPLES, TASKS, Task
-from tools.staleness_tuning import REPORT_SEEDS, tune_rate
+from tools.staleness_tuning import REPORT_SEEDS, fill_rows, tune_rate
 
 METHODS: dict[str, tuple[PolicyName, int]] = {
     "flush": ("flush", 1),
@@ -91,7 +90,6 @@ def train_runs(
 
 def measure_method(task: Task, method: str, optimizer: str) -> dict[str, Any]:
     """Tune, then measure with fresh seeds."""
-    start = time.perf_counter()
     curves: list[list[float]] = []
 
     def measure(rates: Sequence[float], seeds: Sequence[int]) -> list[float]:
@@ -100,46 +98,29 @@ def measure_method(task: Task, method: str, optimizer: str) -> dict[str, Any]:
         return final
 
     tuned = tune_rate(measure, GRIDS[optimizer])
-    return {
-        "task": task.name,
-        "optimizer": optimizer,
-        "method": method,
-        "rate": tuned.rate,
-        "is_inside": tuned.is_inside,
-        "mean": tuned.mean,
-        "error": tuned.error,
-        "losses": tuned.losses,
-        "grid": tuned.grid,
-        "curve": curves[-1],
-        "seconds": round(time.perf_counter() - start, 1),
-    }
+    return {**tuned.describe(), "curve": curves[-1]}
 
 
 def main() -> int:
-    """Run what the file does not hold yet; it is written after every row."""
+    """Run what the file does not hold yet."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--task", choices=sorted(TASKS), action="append")
     parser.add_argument("--optimizer", choices=sorted(GRIDS), action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
-    done = {(row["task"], row["optimizer"], row["method"]) for row in rows}
-    for name in options.task or TASKS:
-        task = TASKS[name]()
-        for optimizer in options.optimizer or GRIDS:
-            for method in METHODS:
-                if (name, optimizer, method) in done:
-                    continue
-                row = measure_method(task, method, optimizer)
-                rows.append(row)
-                head = {"seeds": len(REPORT_SEEDS), "epochs": NUM_EPOCHS}
-                options.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
-                print(
-                    f"{name} {optimizer} {method}: {row['mean']:.4f} ± {row['error']:.4f} at"
-                    f" {row['rate']:.4g} ({row['seconds']} s)",
-                    flush=True,
-                )
+    make_task = functools.cache(lambda name: TASKS[name]())
+    fill_rows(
+        options.json,
+        (
+            {"task": name, "optimizer": optimizer, "method": method}
+            for name in options.task or TASKS
+            for optimizer in options.optimizer or GRIDS
+            for method in METHODS
+        ),
+        lambda key: measure_method(make_task(key["task"]), key["method"], key["optimizer"]),
+        head={"seeds": len(REPORT_SEEDS), "epochs": NUM_EPOCHS},
+    )
     return 0
 
 

@@ -16,9 +16,7 @@ merit is the excess of the full loss over its optimum (language model: the train
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,7 @@ from graphplan.staleness.shapes import make_chain
 from tools.staleness_problems import PROBLEMS, find_optimum
 from tools.staleness_tasks import EVERYTHING
 from tools.staleness_torch import StagedModel
-from tools.staleness_tuning import REPORT_SEEDS, tune_rate
+from tools.staleness_tuning import REPORT_SEEDS, fill_rows, tune_rate
 
 NUM_MICRO_BATCHES = 600
 STAGES = {"quadratic": (4, 8, 16), "logistic": (4, 8, 16), "charlm": (4, 8)}
@@ -138,7 +136,6 @@ def _draw_steps(seed: int, num_steps: int, num_stages: int, longest: int) -> tup
 
 def measure_method(problem: str, num_stages: int, method: str) -> dict[str, Any]:
     """Tune, then measure with fresh seeds."""
-    start = time.perf_counter()
     least = find_optimum(problem)
 
     def measure(rates: Sequence[float], seeds: Sequence[int]) -> list[float]:
@@ -148,44 +145,28 @@ def measure_method(problem: str, num_stages: int, method: str) -> dict[str, Any]
 
     tuned = tune_rate(measure, GRID)
     local = int(method.split()[1]) if method.startswith("local") else None
-    return {
-        "problem": problem,
-        "stages": num_stages,
-        "method": method,
-        "micro_batches": count_local(num_stages, local) if local else NUM_MICRO_BATCHES,
-        "rate": tuned.rate,
-        "is_inside": tuned.is_inside,
-        "mean": tuned.mean,
-        "error": tuned.error,
-        "losses": tuned.losses,
-        "grid": tuned.grid,
-        "seconds": round(time.perf_counter() - start, 1),
-    }
+    count = count_local(num_stages, local) if local else NUM_MICRO_BATCHES
+    return {"micro_batches": count, **tuned.describe()}
 
 
 def main() -> int:
-    """Run what the file does not hold yet; it is written after every row."""
+    """Run what the file does not hold yet."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--problem", choices=sorted(PROBLEMS), action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
-    done = {(row["problem"], row["stages"], row["method"]) for row in rows}
-    for problem in options.problem or PROBLEMS:
-        for num_stages in STAGES[problem]:
-            for method in METHODS:
-                if (problem, num_stages, method) in done:
-                    continue
-                row = measure_method(problem, num_stages, method)
-                rows.append(row)
-                head = {"seeds": len(REPORT_SEEDS), "micro_batches": NUM_MICRO_BATCHES}
-                options.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
-                print(
-                    f"{problem} S={num_stages} {method}: {row['mean']:.4g} ± {row['error']:.2g}"
-                    f" at {row['rate']:.4g} ({row['seconds']} s)",
-                    flush=True,
-                )
+    fill_rows(
+        options.json,
+        (
+            {"problem": problem, "stages": num_stages, "method": method}
+            for problem in options.problem or PROBLEMS
+            for num_stages in STAGES[problem]
+            for method in METHODS
+        ),
+        lambda key: measure_method(key["problem"], key["stages"], key["method"]),
+        head={"seeds": len(REPORT_SEEDS), "micro_batches": NUM_MICRO_BATCHES},
+    )
     return 0
 
 

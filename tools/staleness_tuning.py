@@ -1,4 +1,4 @@
-"""tune_rate: the best learning rate inside its grid, then fresh seeds at that rate.
+"""tune_rate, fill_rows: the best learning rate inside its grid, then fresh seeds at that rate.
 
 The grid has a factor of two. It is tried with `TUNING_SEEDS`; as long as the best rate is an end of
 the grid, the grid grows there. The result is measured with `REPORT_SEEDS`, which the tuning never
@@ -7,9 +7,13 @@ saw. A run whose loss is not finite counts as infinite.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 TUNING_SEEDS = tuple(range(100, 105))
 REPORT_SEEDS = tuple(range(10))
@@ -30,6 +34,17 @@ class Tuned:
     """Mean loss of the tuning seeds by rate."""
     losses: list[float]
 
+    def describe(self) -> dict[str, Any]:
+        """What a row of a result file says of the tuning."""
+        return {
+            "rate": self.rate,
+            "is_inside": self.is_inside,
+            "mean": self.mean,
+            "error": self.error,
+            "losses": self.losses,
+            "grid": self.grid,
+        }
+
     @property
     def mean(self) -> float:
         """Mean over the report seeds."""
@@ -43,6 +58,29 @@ class Tuned:
             return math.inf
         square = sum((loss - self.mean) ** 2 for loss in self.losses)
         return math.sqrt(square / (count - 1) / count)
+
+
+def fill_rows(
+    path: Path,
+    keys: Iterable[dict[str, Any]],
+    measure: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    head: dict[str, Any],
+) -> None:
+    """Measure the rows that a file does not hold yet; it is written after every row."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    for key in keys:
+        if any(key.items() <= row.items() for row in rows):
+            continue
+        start = time.perf_counter()
+        row = key | measure(key) | {"seconds": round(time.perf_counter() - start, 1)}
+        rows.append(row)
+        path.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+        print(
+            f"{' '.join(map(str, key.values()))}: {row['mean']:.4g} ± {row['error']:.2g} at"
+            f" {row['rate']:.4g} ({row['seconds']} s)",
+            flush=True,
+        )
 
 
 def tune_rate(measure: Measure, rates: Sequence[float]) -> Tuned:

@@ -67,7 +67,9 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", default="throughput", show_default=True, help="throughput, latency or memory."
 )
-@click.option("--optimizer", default="adam", show_default=True, help="sgd, momentum, adam, adamw.")
+@click.option(
+    "--optimizer", default="adam", show_default=True, help="sgd, momentum, nesterov, adam, adamw."
+)
 @click.option("--precision", default="float32", show_default=True, help="Dtype of compute.")
 @click.option("--mixed", is_flag=True, help="Keep fp32 master weights beside 16-bit ones.")
 @click.option("--no-recompute", is_flag=True, help="Never recompute activations.")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from graphplan.nouns.plan import Plan
     from graphplan.nouns.policy import PolicyName
     from graphplan.nouns.prices import PricedStages
-    from graphplan.staleness.assess import Order
+    from graphplan.staleness.assess import Order, Staleness
 
 DEFAULT_POLICY: PolicyName = "stash"
 
@@ -56,20 +56,12 @@ def command(
     largest stable learning rate by curvature, every policy side by side, and how the plan's graph
     compares with a chain of the same stages. docs/staleness.md explains the figures.
     """
-    import msgspec
-
     from graphplan.files import read_noun
     from graphplan.nouns.plan import Plan
     from graphplan.staleness.assess import assess_staleness
     from graphplan.staleness.bounds import Setting
 
-    if (plan is None) == (stages is None):
-        raise InvalidOption(
-            "Give a plan or a number of stages, one of the two.",
-            remedy="Write graphplan staleness plan.json, or graphplan staleness --stages 4.",
-        )
-    if lr is not None and lr <= 0:
-        raise InvalidOption(f"--lr is {lr:g}.", remedy="Give a positive one, such as 0.01.")
+    check_wishes(plan, stages, lr)
     setting = Setting(
         curvature=curvature, gradient=gradient, descent=descent, num_steps=steps, momentum=momentum
     )
@@ -85,19 +77,41 @@ def command(
         rate=lr,
     )
     if svg:
-        from graphplan.files import write_bytes
-        from graphplan.report.stalesvg import draw_staleness
-        from graphplan.staleness.delays import time_schedule
-        from graphplan.staleness.versions import list_reads
+        draw_figure(order, found, Path(svg))
+    show_figures(found, written=svg, as_json=as_json)
 
-        ticks = time_schedule(order.priced, order.schedule)
-        reads = list(list_reads(order.priced, order.schedule, order.policy))
-        text = draw_staleness(found, ticks, reads)
-        write_bytes(text.encode(), Path(svg))
+
+def check_wishes(plan: str | None, stages: int | None, lr: float | None) -> None:
+    """Refuse options that contradict each other."""
+    if (plan is None) == (stages is None):
+        raise InvalidOption(
+            "Give a plan or a number of stages, one of the two.",
+            remedy="Write graphplan staleness plan.json, or graphplan staleness --stages 4.",
+        )
+    if lr is not None and lr <= 0:
+        raise InvalidOption(f"--lr is {lr:g}.", remedy="Give a positive one, such as 0.01.")
+
+
+def draw_figure(order: Order, found: Staleness, path: Path) -> None:
+    """Write the picture of the timeline and its delays."""
+    from graphplan.files import write_bytes
+    from graphplan.report.stalesvg import draw_staleness
+    from graphplan.staleness.delays import time_schedule
+    from graphplan.staleness.versions import list_reads
+
+    ticks = time_schedule(order.priced, order.schedule)
+    reads = list(list_reads(order.priced, order.schedule, order.policy))
+    write_bytes(draw_staleness(found, ticks, reads).encode(), path)
+
+
+def show_figures(found: Staleness, *, written: str | None, as_json: bool) -> None:
+    """Print for machines or for readers; of a written picture, where it is."""
     if as_json:
+        import msgspec
+
         click.echo(msgspec.json.encode(found).decode())
-    elif svg:
-        click.echo(f"written to {svg}")
+    elif written:
+        click.echo(f"written to {written}")
     else:
         from rich.console import Console
 

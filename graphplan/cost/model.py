@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -65,11 +66,19 @@ class StageMemory(Noun, frozen=True, kw_only=True):
         return self.fixed + self.workspace + num_in_flight * self.saved
 
 
+class Copies(NamedTuple):
+    """How often a policy holds the trained weights of a stage."""
+
+    versions: int = 1
+    directions: int = 0
+    """Buffers for directions that the optimizer does not keep; they count as its states."""
+
+
 def bytes_per_trained_element(
-    training: Training, element_bytes: int, *, num_versions: int = 1
+    training: Training, element_bytes: int, *, num_versions: int = 1, num_directions: int = 0
 ) -> tuple[int, int, int]:
     """Bytes of weights, gradient and optimizer for one trained element."""
-    states = STATES_PER_PARAMETER[training.optimizer]
+    states = STATES_PER_PARAMETER[training.optimizer] + num_directions
     if training.mixed:
         return num_versions * element_bytes, element_bytes, (states + 1) * MASTER_BYTES
     return num_versions * element_bytes, element_bytes, states * element_bytes
@@ -80,7 +89,7 @@ class CostModel:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._price_by_stage: dict[tuple[Stage, int], StagePrice] = {}
+        self._price_by_stage: dict[tuple[Stage, Copies], StagePrice] = {}
 
     # -- times -----------------------------------------------------------------------------------
 
@@ -145,6 +154,7 @@ class CostModel:
         *,
         recompute: bool = False,
         num_versions: int = 1,
+        num_directions: int = 0,
     ) -> StageMemory:
         """Bytes of a stage on one replica that sees `samples` of every micro-batch."""
         problem, chosen = self.problem, list(nodes)
@@ -152,7 +162,10 @@ class CostModel:
         ties = [problem.ties[i] for i in self._touched(nodes, problem.ties_by_node)]
         trained = self.trained_elements(nodes)
         weight, gradient, optimizer = bytes_per_trained_element(
-            problem.training, problem.element_bytes, num_versions=num_versions
+            problem.training,
+            problem.element_bytes,
+            num_versions=num_versions,
+            num_directions=num_directions,
         )
         held = int(problem.held_bytes[chosen].sum()) + sum(tie.held_bytes for tie in ties)
         saved = int(problem.saved_bytes[size, chosen].sum()) + sum(
@@ -212,7 +225,7 @@ class CostModel:
             batch_size=self.problem.training.batch_size,
             stages=tuple(
                 self._add_ties(
-                    graph, s, self._price_stage(stage, policy.num_versions(s)), policy.local_steps
+                    graph, s, self._price_stage(stage, self._copies(policy, s)), policy.local_steps
                 )
                 for s, stage in enumerate(graph.stages)
             ),
@@ -227,20 +240,28 @@ class CostModel:
             ),
         )
 
-    def _price_stage(self, stage: Stage, num_versions: int) -> StagePrice:
+    def _copies(self, policy: WeightPolicy, stage: int) -> Copies:
+        directions = policy.num_directions(stage, self.problem.training.optimizer)
+        return Copies(policy.num_versions(stage), directions)
+
+    def _price_stage(self, stage: Stage, copies: Copies) -> StagePrice:
         """The price of a stage by itself; remembered, because searches change few stages."""
-        key = (stage, num_versions)
+        key = (stage, copies)
         if key not in self._price_by_stage:
-            self._price_by_stage[key] = self._compute_price(stage, num_versions)
+            self._price_by_stage[key] = self._compute_price(stage, copies)
         return self._price_by_stage[key]
 
-    def _compute_price(self, stage: Stage, num_versions: int) -> StagePrice:
+    def _compute_price(self, stage: Stage, copies: Copies) -> StagePrice:
         problem, own = self.problem, self.stage_nodes(stage)
         samples = self.samples_per_replica(stage.micro_batch_size, len(stage.devices))
         forward, inputs, weights = self.stage_times(own, stage.devices, stage.micro_batch_size)
         again = forward if stage.recompute else 0.0
         memory = self.stage_memory(
-            own, samples, recompute=stage.recompute, num_versions=num_versions
+            own,
+            samples,
+            recompute=stage.recompute,
+            num_versions=copies.versions,
+            num_directions=copies.directions,
         )
         trained = self.trained_elements(own)
         trains = bool(problem.needs_backward[list(own)].any())
@@ -255,6 +276,7 @@ class CostModel:
             weight_grad_s=weights if trains else 0.0,
             reduce_s=allreduce_time(problem.cluster, stage.devices, own_bytes),
             update_s=max(self.update_time(problem.cluster.types[t], trained) for t in types),
+            trained_bytes=trained * problem.element_bytes,
             fixed_bytes=memory.fixed,
             saved_bytes=memory.saved if trains else 0,
             saved_for_weights_bytes=memory.saved_for_weights if trains else 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from graphplan.nouns.base import Noun
+from graphplan.nouns.training import TELLING, OptimizerName
 
 PolicyName = Literal[
     "flush",
@@ -50,6 +51,11 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
         return self.name in ("naive", "predict", "spectrain1")
 
     @property
+    def is_deferred(self) -> bool:
+        """Whether an update is first used long after its gradients: a whole update later."""
+        return self.name == "2bw"
+
+    @property
     def most_stale(self) -> int:
         """The most updates that happen between a micro-batch's forward and its own update."""
         if self.is_synchronous:
@@ -57,6 +63,19 @@ class WeightPolicy(Noun, frozen=True, kw_only=True):
         if self.name == "2bw":
             return 1
         return -(-max(self.warmups, default=0) // self.accumulate)
+
+    def predicts(self, stage: int) -> bool:
+        """Whether a stage ever uses weights that are not there yet."""
+        if self.name not in ("predict", "spectrain1", "spectrain2") or not self.warmups:
+            return False
+        below = max(self.warmups) - self.warmups[stage]
+        return self.warmups[stage] > 0 or (self.name == "spectrain1" and below > 1)
+
+    def num_directions(self, stage: int, optimizer: OptimizerName) -> int:
+        """Buffers as large as the weights for a direction that the optimizer does not keep: the
+        last displacement, or the last gradient of plain SGD."""
+        is_told = self.direction == "optimizer" and optimizer in TELLING
+        return int(self.predicts(stage) and not is_told)
 
     def num_versions(self, stage: int) -> int:
         """Weight versions that a stage keeps, the current one included."""

@@ -33,6 +33,8 @@ class StagePrice(Noun, frozen=True, kw_only=True):
     """All-reduce of the gradients over the replicas, once per update (task R)."""
     update_s: float = 0.0
     """Optimizer step (task U)."""
+    trained_bytes: int = 0
+    """One version of the trained weights, in the precision of compute; a part of `fixed_bytes`."""
     fixed_bytes: int = 0
     saved_bytes: int = 0
     saved_for_weights_bytes: int = 0

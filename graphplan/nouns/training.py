@@ -6,8 +6,16 @@ from typing import Literal
 
 from graphplan.nouns.base import Noun
 
-OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
-STATES_PER_PARAMETER: dict[str, int] = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw"]
+STATES_PER_PARAMETER: dict[str, int] = {
+    "sgd": 0,
+    "momentum": 1,
+    "nesterov": 1,
+    "adam": 2,
+    "adamw": 2,
+}
+TELLING: frozenset[str] = frozenset({"momentum", "adam", "adamw"})
+"""Optimizers whose state tells the direction of their last step."""
 
 
 class Training(Noun, frozen=True, kw_only=True):

@@ -63,12 +63,6 @@ class SearchOptions:
                 f"Policy {self.policy} has an order of its own, not schedule {self.schedule}.",
                 remedy="Leave out --schedule, or use --policy flush.",
             )
-        if self.mixed and self.make_policy().forgets:
-            raise InvalidOption(
-                f"Under autocast a backward finds the forward's weights, which policy {self.policy}"
-                " does not keep.",
-                remedy="Leave out --mixed, or use --policy stash, 2bw or spectrain2.",
-            )
         if not self.time_limit_s > 0:
             raise InvalidOption(
                 f"The time limit is {self.time_limit_s} s.", remedy="Use --time-limit 5."

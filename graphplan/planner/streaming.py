@@ -23,8 +23,9 @@ from graphplan.planner.loads import measure_channels, measure_period
 from graphplan.planner.options import SearchOptions
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.lower import lower_schedule
-from graphplan.schedule.modulo import build_modulo
-from graphplan.schedule.steady import order_steady, plan_steady
+from graphplan.schedule.modulo import Period, repeat_period, solve_period
+from graphplan.schedule.shop import make_shop
+from graphplan.schedule.steady import make_policy, order_steady, plan_steady, read_warmups
 from graphplan.simulate import predict_step
 
 ROUNDS = 3
@@ -41,7 +42,10 @@ def evaluate_stream(cost: CostModel, stages: StageGraph, options: SearchOptions)
     if len(sizes) > 1 or count <= max(bare.heights):
         return math.inf
     policy = WeightPolicy(
-        name=options.policy_name, warmups=bare.heights, accumulate=options.count_update(count)
+        name=options.policy_name,
+        warmups=bare.heights,
+        accumulate=options.count_update(count),
+        direction=options.direction_form,
     )
     priced = cost.price_stages(stages, policy)
     shares = []
@@ -106,15 +110,27 @@ def require_room(priced: PricedStages, schedule: Schedule, policy: WeightPolicy)
 
 
 def predict_stream(
-    priced: PricedStages, policy: WeightPolicy, program: Program, *, seed: int = 0
+    priced: PricedStages,
+    policy: WeightPolicy,
+    program: Program,
+    *,
+    seed: int = 0,
+    period: Period | None = None,
 ) -> Prediction:
-    """Step time, throughput and bubble of the steady state; peaks are those of the program."""
+    """Step time, throughput and bubble of the steady state; peaks are those of the program.
+
+    `period` is the steady state of stages that share devices, found anew if it is not given.
+    """
     once = predict_step(priced, program)
     count = priced.num_micro_batches(0)
+    if period is None and _is_shared(priced):
+        period = solve_period(
+            make_shop(priced), allow_split=False, accumulate=policy.accumulate, seed=seed
+        )
     num = max(1, -(-max(40, 4 * (max(policy.warmups) + 2)) // count))
     ends = [
         predict_step(longer, lower_schedule(longer, order, policy)).step_s
-        for longer, order in (_lengthen(priced, policy, n, seed=seed) for n in (num, 2 * num))
+        for longer, order in (_lengthen(priced, policy, n, period) for n in (num, 2 * num))
     ]
     step_s = (ends[1] - ends[0]) / num
     return Prediction(
@@ -125,13 +141,18 @@ def predict_stream(
     )
 
 
+def _is_shared(priced: PricedStages) -> bool:
+    """Whether a device has several stages, whose steady order takes a solver."""
+    return any(len(hosted) > 1 for hosted in priced.stages_by_device)
+
+
 def _lengthen(
-    priced: PricedStages, policy: WeightPolicy, num_batches: int, *, seed: int
+    priced: PricedStages, policy: WeightPolicy, num_batches: int, period: Period | None
 ) -> tuple[PricedStages, Schedule]:
     """Several batches that follow one another, as one."""
     longer = msgspec.structs.replace(priced, batch_size=num_batches * priced.batch_size)
-    if any(len(hosted) > 1 for hosted in priced.stages_by_device):
-        return longer, build_modulo(longer, accumulate=policy.accumulate, seed=seed)
+    if period is not None:
+        return longer, repeat_period(longer, period)
     return longer, order_steady(longer, policy.warmups)
 
 
@@ -140,27 +161,58 @@ def offer_policies(
 ) -> tuple[PolicyOffer, ...]:
     """What the asynchronous policies would give for the same stages, and what they would cost.
 
-    The same batch for each update as with flush, so that nothing but staleness differs.
-    Of stages that share devices it is not told: finding their steady order takes a solver.
+    The same batch for each update as with flush, so that nothing but staleness differs. Stages that
+    share devices have one steady order for all policies: that with the memory of one version.
     """
-    offers = []
-    hosted = [device for stage in stages.stages for device in stage.devices]
-    names = OFFERED if stages.edges and len(set(hosted)) == len(hosted) else ()
-    for name in names:
-        count = cost.problem.training.batch_size // stages.stages[0].micro_batch_size
+    offers: list[PolicyOffer] = []
+    if not stages.edges:
+        return ()
+    count = cost.problem.training.batch_size // stages.stages[0].micro_batch_size
+    bare = cost.price_stages(stages)
+    period = None
+    if _is_shared(bare):
+        try:
+            period = solve_period(
+                make_shop(bare),
+                allow_split=False,
+                accumulate=count,
+                time_limit_s=time_limit_s,
+                seed=options.seed,
+            )
+        except GraphplanError:
+            return ()
+    for name in OFFERED:
         asked = dataclasses.replace(options.with_policy(name), accumulate=count)
         try:
-            priced, policy, schedule = plan_stream(cost, stages, asked, time_limit_s=time_limit_s)
+            offers.append(_offer(cost, stages, asked, period, time_limit_s=time_limit_s))
         except GraphplanError:
             continue
-        program = lower_schedule(priced, schedule, policy)
-        found = predict_stream(priced, policy, program, seed=options.seed)
-        offers.append(
-            PolicyOffer(
-                policy=policy,
-                step_s=found.step_s,
-                staleness=policy.most_stale,
-                peak_bytes_by_device=found.peak_bytes_by_device,
-            )
-        )
     return tuple(offers)
+
+
+def _offer(
+    cost: CostModel,
+    stages: StageGraph,
+    options: SearchOptions,
+    period: Period | None,
+    *,
+    time_limit_s: float,
+) -> PolicyOffer:
+    if period is None:
+        priced, policy, schedule = plan_stream(cost, stages, options, time_limit_s=time_limit_s)
+    else:
+        bare = cost.price_stages(stages)
+        schedule = repeat_period(bare, period)
+        warmups = read_warmups(bare, schedule)
+        policy = make_policy(bare, options.policy_name, warmups, options.accumulate)
+        policy = msgspec.structs.replace(policy, direction=options.direction_form)
+        priced = cost.price_stages(stages, policy)
+        require_room(priced, schedule, policy)
+    program = lower_schedule(priced, schedule, policy)
+    found = predict_stream(priced, policy, program, seed=options.seed, period=period)
+    return PolicyOffer(
+        policy=policy,
+        step_s=found.step_s,
+        staleness=policy.most_stale,
+        peak_bytes_by_device=found.peak_bytes_by_device,
+    )

@@ -59,6 +59,7 @@ def simulate_plan(
             remedy="Leave out --schedule, or use --policy flush.",
         )
     weights, order = plan_steady(priced, name)
+    weights = msgspec.structs.replace(weights, direction=plan.policy.direction)
     priced = _change_versions(plan, priced, weights)
     return simulate_program(priced, lower_schedule(priced, order, weights))
 
@@ -67,11 +68,16 @@ def _change_versions(plan: Plan, priced: PricedStages, policy: WeightPolicy) -> 
     """The prices with the weight versions of another policy, as far as the plan knows weights."""
     if policy == plan.policy or not plan.labels:
         return priced
+
+    def count_copies(policy: WeightPolicy, stage: int) -> int:
+        directions = policy.num_directions(stage, plan.training.optimizer)
+        return policy.num_versions(stage) + directions
+
     stages = tuple(
         msgspec.structs.replace(
             stage,
             fixed_bytes=stage.fixed_bytes
-            + (policy.num_versions(s) - plan.policy.num_versions(s)) * label.param_bytes,
+            + (count_copies(policy, s) - count_copies(plan.policy, s)) * label.param_bytes,
         )
         for s, (stage, label) in enumerate(zip(priced.stages, plan.labels, strict=True))
     )

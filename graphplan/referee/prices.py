@@ -14,7 +14,13 @@ from graphplan.referee.verdict import Findings
 SECONDS = ("forward_s", "backward_s", "input_grad_s", "weight_grad_s", "reduce_s", "update_s")
 MAX_VALUE = 1 << 62
 """Seconds and bytes beyond this are mistakes."""
-BYTES = ("fixed_bytes", "saved_bytes", "saved_for_weights_bytes", "workspace_bytes")
+BYTES = (
+    "trained_bytes",
+    "fixed_bytes",
+    "saved_bytes",
+    "saved_for_weights_bytes",
+    "workspace_bytes",
+)
 
 
 def judge_prices(priced: PricedStages, findings: Findings) -> None:

@@ -54,10 +54,19 @@ def build_modulo(
     seed: int = 0,
 ) -> Schedule:
     """The batch in the order of the steady state; with `accumulate`, updates are part of it."""
-    shop = make_shop(priced)
     period = solve_period(
-        shop, allow_split=allow_split, accumulate=accumulate, time_limit_s=time_limit_s, seed=seed
+        make_shop(priced),
+        allow_split=allow_split,
+        accumulate=accumulate,
+        time_limit_s=time_limit_s,
+        seed=seed,
     )
+    return repeat_period(priced, period, allow_split=allow_split)
+
+
+def repeat_period(priced: PricedStages, period: Period, *, allow_split: bool = False) -> Schedule:
+    """A batch of any number of micro-batches in the order of a steady state."""
+    shop = make_shop(priced)
     split = tuple(allow_split and price.needs_backward for price in priced.stages)
     return name_tasks(shop, unroll(shop, period), split=split, name="modulo")
 

@@ -32,6 +32,7 @@ def _check_stage(s: int, stage: StagePrice) -> None:
     if not all(0 <= each < MAX_SECONDS for each in seconds):
         _refuse(f"stage {s} has a time that is negative or absurd")
     sizes = (
+        stage.trained_bytes,
         stage.fixed_bytes,
         stage.saved_bytes,
         stage.saved_for_weights_bytes,

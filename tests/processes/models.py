@@ -203,6 +203,19 @@ class Times(Plus):
         return x * self.w
 
 
+class Diamond(Product):
+    """a *= w_0, then two branches that are added, then a *= w_3."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, left, right, last = self.blocks
+        x = first(x)
+        made: torch.Tensor = last(left(x) + right(x))
+        return made
+
+
 def half_square(output: torch.Tensor, batch: Any) -> torch.Tensor:
     """Half of the squared distance, a mean over samples."""
     loss: torch.Tensor = (output - batch[-1]).square().mean() / 2
@@ -258,8 +271,11 @@ CASES: dict[str, Case] = {
             half_square,
         )
         for name, model, start in (("sum", Sum, 0.0), ("product", Product, 1.0))
-        for num in (1, 2, 3)
+        for num in (1, 2, 3, 4)
     },
+    "diamond": Case(
+        Diamond, constants(1.0, 1.0), {f"blocks.{i}": i for i in range(4)}, half_square
+    ),
     "biased": Case(
         Biased,
         floats((WIDTH,), (WIDTH,)),

@@ -8,11 +8,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphplan.frontend import Captured
+from graphplan.nouns.plan import Plan
 from tests.processes.models import CASES
 from tests.processes.training import Result, Setup, build_model, make_batches, make_optimizer
 
 Forward = Callable[[nn.Module, Sequence[Mapping[str, torch.Tensor]], Any], torch.Tensor]
 """Runs a model on the weights of every stage."""
+
+
+def list_names(captured: Captured, plan: Plan) -> list[list[str]]:
+    """Names of the trained weights of every stage."""
+    held = {op: s for s, stage in enumerate(plan.stages.stages) for op in stage.ops}
+    canonical = {a: w.name for w in captured.graph.weights for a in (w.name, *w.aliases)}
+    trainable = {weight.name for weight in captured.graph.weights if weight.trainable}
+    return [
+        sorted(
+            {
+                canonical[name]
+                for op in captured.graph.ops
+                if held[op.name] == s
+                for name in op.weights
+                if canonical[name] in trainable
+            }
+        )
+        for s in range(len(plan.stages.stages))
+    ]
 
 
 def find_version(setup: Setup, warmups: Sequence[int], stage: int, i: int) -> int:
@@ -106,7 +127,9 @@ def _train(
             if i % period == 0:
                 if clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters.values(), clip_norm)
-                optimizer.step()
+                found = [p.grad for p in parameters.values() if p.grad is not None]
+                if all(bool(torch.isfinite(each).all()) for each in found):
+                    optimizer.step()
                 optimizer.zero_grad()
                 if scheduler is not None:
                     scheduler.step()

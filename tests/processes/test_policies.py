@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName
 from graphplan_runtime import Pipeline
 from tests.processes.crew import Crew
@@ -34,20 +35,13 @@ def trace_one(
     updates: int = 6,
     batch_size: int = 2,
     optimizer: str = "sgd",
+    clip_norm: float | None = None,
+    devices: Sequence[tuple[int, ...]] | None = None,
     **options: Any,
 ) -> list[float]:
     """Weights after updates 1, 2, …; a batch has `batch_size` micro-batches of one sample."""
     captured, model = capture_case(case, torch.float64), CASES[case]
-    num = model.num_stages
-    plan = plan_by_hand(
-        captured.graph,
-        assign_stages(captured.graph, model.stage_by_module),
-        devices=[(s,) for s in range(num)],
-        batch_size=batch_size,
-        micro_batch_size=1,
-        policy=policy,
-        policy_options=options,
-    )
+    plan = plan_trace(case, policy, batch_size=batch_size, devices=devices, **options)
     made: dict[str, Any] = {
         "sgd": lambda parameters: torch.optim.SGD(parameters, lr=lr),
         "momentum": lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.5),
@@ -58,6 +52,7 @@ def trace_one(
         captured,
         optimizer=made[optimizer],
         state=model.build().state_dict(),
+        clip_norm=clip_norm,
     )
     found: list[float] = []
     for versions in pipeline.versions.values():
@@ -67,6 +62,27 @@ def trace_one(
         pipeline.step(model.inputs(batch_size))
     pipeline.drain()
     return found
+
+
+def plan_trace(
+    case: str,
+    policy: PolicyName,
+    *,
+    batch_size: int,
+    devices: Sequence[tuple[int, ...]] | None = None,
+    **options: Any,
+) -> Plan:
+    """The plan of a case, with one stage on a device unless `devices` says otherwise."""
+    captured, model = capture_case(case, torch.float64), CASES[case]
+    return plan_by_hand(
+        captured.graph,
+        assign_stages(captured.graph, model.stage_by_module),
+        devices=devices or [(s,) for s in range(model.num_stages)],
+        batch_size=batch_size,
+        micro_batch_size=1,
+        policy=policy,
+        policy_options=options,
+    )
 
 
 def watch_updates(versions: Any, found: list[float]) -> None:
@@ -131,7 +147,8 @@ def test_exact_fractions(
 
 def test_one_stage_is_the_plain_optimizer(crew: Crew) -> None:
     """With S = 1 every policy but 2bw is SGD; 2bw is one update late."""
-    names = ("flush", "naive", "stash", "vertical-sync", "predict", "spectrain1", "spectrain2")
+    names = ("flush", "local", "naive", "stash", "vertical-sync", "predict", "spectrain1",
+             "spectrain2")  # fmt: skip
     runs = [
         {"case": "product1", "policy": name, "lr": 0.25, "batch_size": 1, "optimizer": "momentum"}
         for name in (*names, "2bw")
@@ -169,13 +186,23 @@ class Descent:
         return self.first / (1 - 0.5**self.step) / spread
 
 
-def replay_products(policy: str, *, optimizer: str, lr: float, updates: int) -> list[list[float]]:
-    """a *= w_s on three stages, in plain Python: weights by stage after every update."""
+def replay_products(
+    policy: str,
+    *,
+    optimizer: str,
+    lr: float,
+    updates: int,
+    waits: Sequence[int] = (2, 1, 0),
+    clip_norm: float = math.inf,
+) -> list[list[float]]:
+    """a *= w_s on three stages, in plain Python: weights by stage after every update.
+
+    `waits` are the warm-ups of the stages.
+    """
     num = 3
     history = [[0.5] for _ in range(num)]
     descents = [Descent(optimizer) for _ in range(num)]
     steps = [0.0] * num
-    waits = [num - 1 - s for s in range(num)]
 
     def ahead(s: int, version: int, distance: int) -> float:
         if version == 0:
@@ -189,7 +216,7 @@ def replay_products(policy: str, *, optimizer: str, lr: float, updates: int) -> 
             seen = [max(0, t - max(waits))] * num
         forward, backward = [history[s][seen[s]] for s in range(num)], []
         for s in range(num):
-            extra = s // 2 if policy == "spectrain1" else 0
+            extra = (max(waits) - waits[s]) // 2 if policy == "spectrain1" else 0
             if policy in ("predict", "spectrain1", "spectrain2"):
                 forward[s] = ahead(s, seen[s], t - seen[s] + extra)
             current = history[s][t]
@@ -198,11 +225,13 @@ def replay_products(policy: str, *, optimizer: str, lr: float, updates: int) -> 
         inputs = [1.0]
         for w in forward:
             inputs.append(inputs[-1] * w)
-        gradient = inputs[-1] - 1
+        gradient, found = inputs[-1] - 1, [0.0] * num
         for s in reversed(range(num)):
-            steps[s] = descents[s].direction(gradient * inputs[s])
+            found[s] = gradient * inputs[s]
             gradient *= backward[s]
+        factor = min(1.0, clip_norm / (math.hypot(*found) + 1e-6))
         for s in range(num):
+            steps[s] = descents[s].direction(factor * found[s])
             history[s].append(history[s][-1] - lr * steps[s])
     return [each[1:] for each in history]
 
@@ -227,27 +256,57 @@ def test_a_backward_that_uses_its_weights(crew: Crew, optimizer: str, lr: float)
     assert len(seen) == len(names)
 
 
-def test_2bw_is_its_recurrence_for_every_legal_accumulation(crew: Crew) -> None:
-    """W(t+1) = W(t) - lr * grad f(W(t-1)) for all depths and all m >= max w_s."""
-    for num in (2, 3):
-        cases = [
-            {"case": f"product{num}", "policy": "2bw", "lr": 0.5, "updates": 6, "accumulate": m,
-             "batch_size": size}
-            for m in (1, 2, 3, 4) if m >= num - 1
-            for size in (m, 2 * m)
-        ]  # fmt: skip
-        by_rank = crew.run(num, trace_weights, cases)
-        weights = [[0.5] * num, [0.5] * num]
-        for _ in range(6):
-            old = weights[-2]
-            product = torch.tensor(old, dtype=torch.float64).prod().item()
-            weights.append(
-                [
-                    w - 0.5 * (product - 1) * product / o
-                    for w, o in zip(weights[-1], old, strict=True)
-                ]
-            )
-        for i, case in enumerate(cases):
-            for rank in range(num):
-                wanted = [each[rank] for each in weights[2:]]
-                assert by_rank[rank][i] == pytest.approx(wanted, abs=EXACT), case
+@pytest.mark.parametrize(
+    "devices", [((0,), (1,), (2,)), ((0,), (1,), (0,)), ((0,), (0,), (1,))], ids=str
+)
+def test_clipping_under_every_policy(crew: Crew, devices: Sequence[tuple[int, ...]]) -> None:
+    """The norm is that of all stages for one update, also where stages share a device."""
+    names: list[Any] = ["naive", "stash", "vertical-sync", "predict", "spectrain1", "spectrain2"]
+    common: dict[str, Any] = {"batch_size": 16, "devices": devices}
+    plans = {name: plan_trace("product3", name, **common) for name in names}
+    runs = [
+        {**common, "case": "product3", "policy": name, "lr": 0.25, "updates": 32,
+         "clip_norm": 0.05, "optimizer": "momentum"}
+        for name in names
+    ]  # fmt: skip
+    by_rank = crew.run(1 + max(d for (d,) in devices), trace_weights, runs)
+    seen = set()
+    for i, name in enumerate(names):
+        waits = plans[name].policy.warmups
+        options: dict[str, Any] = {
+            "optimizer": "momentum", "lr": 0.25, "updates": 32, "waits": waits
+        }  # fmt: skip
+        wanted = replay_products(name, clip_norm=0.05, **options)
+        free = replay_products(name, **options)
+        assert wanted[0] != pytest.approx(free[0], abs=1e-3), "nothing was clipped"
+        for rank, found in enumerate(by_rank):
+            hosted = [s for s, (device,) in enumerate(devices) if device == rank]
+            together = [w for each in zip(*(wanted[s] for s in hosted), strict=True) for w in each]
+            assert found[i] == pytest.approx(together, abs=EXACT), (name, rank)
+        seen.add(tuple(round(each, 9) for each in wanted[0]))
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize("case", ["product2", "product3", "product4", "diamond"])
+def test_2bw_is_its_recurrence_for_every_legal_accumulation(crew: Crew, case: str) -> None:
+    """W(t+1) = W(t) - lr * grad f(W(t-1)) for all depths, a graph, and all m >= max w_s."""
+    num = CASES[case].num_stages
+    depth = 2 if case == "diamond" else num - 1
+    runs = [
+        {"case": case, "policy": "2bw", "lr": 0.5, "updates": 6, "accumulate": m,
+         "batch_size": size}
+        for m in range(depth, depth + 3)
+        for size in (m, 2 * m)
+    ]  # fmt: skip
+    by_rank = crew.run(num, trace_weights, runs)
+    weights = [torch.full((num,), 0.5, dtype=torch.float64)] * 2
+    for _ in range(6):
+        old = weights[-2].clone().requires_grad_()
+        branches = old[1] + old[2] if case == "diamond" else None
+        output = old[0] * branches * old[3] if branches is not None else old.prod()
+        (gradient,) = torch.autograd.grad((output - 1).square() / 2, old)
+        weights.append(weights[-1] - 0.5 * gradient)
+    for i, run in enumerate(runs):
+        for rank in range(num):
+            wanted = [float(each[rank]) for each in weights[2:]]
+            assert by_rank[rank][i] == pytest.approx(wanted, abs=EXACT), run

@@ -13,13 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from graphplan.errors import InvalidOption
 from graphplan.frontend import trace_module
+from graphplan.nouns.policy import WeightPolicy
+from graphplan.nouns.training import STATES_PER_PARAMETER
 from graphplan_runtime import Pipeline
+from graphplan_runtime.update import Optimizers
 from tests.processes.crew import Crew
 from tests.processes.models import CASES, floats, mean_square
 from tests.processes.plans import assign_stages, plan_by_hand
-from tests.processes.stale import train_stale
+from tests.processes.stale import Forward, list_names, run_plain, run_tied, train_stale
 from tests.processes.test_streams import STREAMING, Streamed, stream_batches
 from tests.processes.training import (
     Result,
@@ -40,6 +42,13 @@ WIDE = 1024
 WEIGHT_BYTES = 8 * WIDE * WIDE
 M_MMAP_THRESHOLD = -3
 """Of mallopt."""
+OPTIMIZERS: dict[str, Optimizers] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.5),
+    "nesterov": lambda parameters: torch.optim.SGD(
+        parameters, lr=1e-4, momentum=0.5, nesterov=True
+    ),
+}
 TOO_LARGE = 2.0**22
 """A loss scale at which gradients of 16 bits are infinite."""
 
@@ -47,7 +56,7 @@ TOO_LARGE = 2.0**22
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def measure_versions(policies: list[Any]) -> list[float]:
+def measure_versions(runs: list[tuple[Any, ...]]) -> list[float]:
     """Weight versions that a stage of one large weight really holds, by resident memory."""
     # Large blocks go back to the system at once, so that resident memory tells what is held.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
@@ -56,11 +65,17 @@ def measure_versions(policies: list[Any]) -> list[float]:
     captured = trace_module(model, floats((WIDE,), (WIDE,)), loss=mean_square)
     stage_by_op = assign_stages(captured.graph, {str(i): i for i in range(4)})
     measure_one(captured, stage_by_op, "naive")  # The first run also loads libraries.
-    return [measure_one(captured, stage_by_op, policy) for policy in policies]
+    return [measure_one(captured, stage_by_op, *run) for run in runs]
 
 
-def measure_one(captured: Any, stage_by_op: dict[str, int], policy: Any) -> float:
-    """The largest resident memory at a backward, above what one version and momentum take."""
+def measure_one(
+    captured: Any,
+    stage_by_op: dict[str, int],
+    policy: Any,
+    optimizer: str = "momentum",
+    direction: str = "optimizer",
+) -> float:
+    """The largest resident memory at a backward, in weights, less the optimizer's own states."""
     accumulate = 4 if policy == "2bw" else 1
     plan = plan_by_hand(
         captured.graph,
@@ -69,7 +84,7 @@ def measure_one(captured: Any, stage_by_op: dict[str, int], policy: Any) -> floa
         batch_size=8,
         micro_batch_size=1,
         policy=policy,
-        policy_options={"accumulate": accumulate},
+        policy_options={"accumulate": accumulate, "direction": direction},
     )
     state = {name: tensor.detach().clone() for name, tensor in captured.weights().items()}
     gc.collect()
@@ -77,7 +92,7 @@ def measure_one(captured: Any, stage_by_op: dict[str, int], policy: Any) -> floa
     pipeline = Pipeline(
         plan,
         captured,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.5),
+        optimizer=OPTIMIZERS[optimizer],
         state=state,
     )
     (versions,) = pipeline.versions.values()
@@ -92,7 +107,7 @@ def measure_one(captured: Any, stage_by_op: dict[str, int], policy: Any) -> floa
     for _ in range(4):
         pipeline.step(floats((WIDE,), (WIDE,))(8))
     pipeline.drain()
-    return max(found) / WEIGHT_BYTES - 1
+    return max(found) / WEIGHT_BYTES - STATES_PER_PARAMETER[optimizer]
 
 
 def read_resident() -> int:
@@ -105,11 +120,29 @@ def read_resident() -> int:
 def test_memory_is_as_promised(crew: Crew) -> None:
     """Two versions for 2bw and predict, w_s + 1 for stash, one for naive: measured, not counted."""
     policies = ["naive", "stash", "vertical-sync", "2bw", "predict", "spectrain2"]
-    by_rank = crew.run(4, measure_versions, policies)
+    by_rank = crew.run(4, measure_versions, [(policy,) for policy in policies])
     for stage, found in enumerate(by_rank):
         w = 3 - stage
         wanted = [1, w + 1, 4, 2, 2 if w else 1, w + 2 if w else 1]
         assert found == pytest.approx(wanted, abs=0.4), stage
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_directions_take_as_much_memory_as_is_priced(crew: Crew) -> None:
+    """One more buffer at stages that predict, where no state of the optimizer tells a direction."""
+    runs: list[tuple[Any, ...]] = [
+        (policy, *how)
+        for policy in ("predict", "spectrain1", "spectrain2")
+        for how in (("momentum", "displacement"), ("sgd", "optimizer"), ("nesterov", "optimizer"))
+    ]
+    by_rank = crew.run(4, measure_versions, runs)
+    for stage, found in enumerate(by_rank):
+        for run, figure in zip(runs, found, strict=True):
+            name, optimizer, direction = run
+            policy = WeightPolicy(name=name, warmups=(3, 2, 1, 0), direction=direction)
+            versions = policy.num_versions(stage) if policy.predicts(stage) else 1
+            wanted = versions + policy.num_directions(stage, optimizer)
+            assert figure == pytest.approx(wanted, abs=0.4), (stage, run)
 
 
 # -- precision -------------------------------------------------------------------------------------
@@ -128,43 +161,74 @@ def stream_scaled(setups: list[Setup]) -> list[tuple[list[float], float, bool, i
     return found
 
 
-def test_loss_scaling_under_every_policy(crew: Crew) -> None:
+@pytest.mark.parametrize("devices", [[(0,), (1,), (2,), (3,)], [(0,), (1,), (0,), (1,)]], ids=str)
+def test_loss_scaling_under_every_policy(crew: Crew, devices: list[tuple[int, ...]]) -> None:
     """An infinite gradient at any stage skips the update of all; the scale is one for all ranks."""
+    is_shared = len(set(devices)) < len(devices)
     setups = [
         Setup(
             case="chain",
-            devices=[(0,), (1,), (2,), (3,)],
-            training={"precision": "float16", "mixed": policy in ("stash", "2bw", "spectrain2")},
+            devices=devices,
+            batch_size=32 if is_shared else 8,
+            training={"precision": "float16", "mixed": mixed},
             num_steps=10,
             policy=policy,
             policy_options={"accumulate": 4 if policy == "2bw" else 1},
             pipeline={"clip_norm": 1.0},
         )
         for policy in STREAMING
+        for mixed in ((True, False) if policy == "predict" else (True,))
     ]
-    by_rank = crew.run(4, stream_scaled, setups)
+    by_rank = crew.run(setups[0].num_ranks, stream_scaled, setups)
     for i, setup in enumerate(setups):
         found = [each[i] for each in by_rank]
         assert all(one[:2] == found[0][:2] for one in found), setup.policy
         losses, scale, _, updates = found[0]
         assert all(finite for _, _, finite, _ in found), setup.policy
         assert scale < TOO_LARGE, setup.policy
-        assert updates == 40 // setup.policy_options["accumulate"]
+        plan = plan_case(setup, capture_case("chain", torch.float32))
+        assert updates == 10 * setup.batch_size // 2 // plan.policy.accumulate
         assert len(losses) == 10
         assert losses[-1] != losses[0]
 
 
-def test_autocast_is_refused_where_it_would_mix_versions() -> None:
-    """Casts of F's weights would serve B: policies that need others for B say so."""
+def stream_checked(setup: Setup) -> tuple[Result, float]:
+    """Train with a loss scale in fp64; also the scale in the end."""
+    pipeline = make_pipeline(setup)
+    pipeline.updater.loss_scale.dynamic = True
+    pipeline.updater.loss_scale.value = 1024.0
+    losses = list(pipeline.stream(make_batches(setup)))
+    return Result(losses, read_weights(pipeline)), pipeline.updater.loss_scale.value
+
+
+@pytest.mark.parametrize("policy", ["stash", "vertical-sync", "2bw"])
+@pytest.mark.parametrize("devices", [[(0,), (1,), (2,), (3,)], [(0,), (1,), (0,), (1,)]], ids=str)
+def test_an_infinite_gradient_skips_one_update_of_all_stages(
+    crew: Crew, policy: Any, devices: list[tuple[int, ...]]
+) -> None:
+    """Only stage 0 has infinite gradients: weights are as if all had skipped, the scale halves."""
     setup = Setup(
         case="chain",
-        devices=[(0,), (1,), (2,), (3,)],
-        training={"precision": "bfloat16", "mixed": True},
-        policy="predict",
+        devices=devices,
+        batch_size=32,
+        num_steps=5,
+        policy=policy,
+        policy_options={"accumulate": 4} if policy == "2bw" else {},
+        pipeline={"clip_norm": 0.5},
+        infinite_steps=(1, 3),
     )
-    captured = capture_case("chain", torch.float32)
-    with pytest.raises(InvalidOption, match="--policy stash"):
-        Pipeline(plan_case(setup, captured), captured)
+    captured = capture_case("chain")
+    plan = plan_case(setup, captured)
+    setup = dataclasses.replace(setup, policy_options={"accumulate": plan.policy.accumulate})
+    names, warmups = list_names(captured, plan), plan.policy.warmups
+    wanted = train_stale(setup, names_by_stage=names, warmups=warmups, clip_norm=0.5)
+    for result, scale in crew.run(setup.num_ranks, stream_checked, setup):
+        assert scale == 256.0
+        assert result.losses == pytest.approx(wanted.losses, abs=TOLERANCE)
+        for weight, tensor in result.weights.items():
+            torch.testing.assert_close(
+                tensor, wanted.weights[weight], atol=TOLERANCE, rtol=TOLERANCE
+            )
 
 
 # -- local -----------------------------------------------------------------------------------------
@@ -262,23 +326,60 @@ def test_local_resumes_between_averagings(crew: Crew, tmp_path: Path) -> None:
 # -- several stages on a device --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["stash", "2bw"])
-def test_streams_with_stages_that_share_devices(crew: Crew, policy: Any) -> None:
-    """The steady order of two stages on a device, with the warm-ups that it has."""
-    setup = Setup(
-        case="chain",
-        devices=[(0,), (1,), (0,), (1,)],
-        batch_size=32,
-        num_steps=3,
-        policy=policy,
-    )
-    captured = capture_case("chain")
+SHARED: dict[str, tuple[Setup, Forward]] = {
+    "plain": (Setup(case="chain", devices=[(0,), (1,), (0,), (1,)]), run_plain),
+    "clipped": (
+        Setup(case="chain", devices=[(0,), (1,), (0,), (1,)], pipeline={"clip_norm": 0.05}),
+        run_plain,
+    ),
+    "clipped towers": (
+        Setup(case="towers", devices=[(0,), (0,), (1,)], pipeline={"clip_norm": 0.05}),
+        run_plain,
+    ),
+    "tied": (Setup(case="tied", devices=[(0,), (1,), (0,)], optimizer="adamw"), run_tied),
+    "tied neighbours": (Setup(case="tied", devices=[(0,), (0,), (1,)]), run_tied),
+    "clipped, tied": (
+        Setup(
+            case="tied",
+            devices=[(0,), (1,), (0,)],
+            optimizer="adamw",
+            pipeline={"clip_norm": 0.05},
+        ),
+        run_tied,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((name, "stash") for name in SHARED),
+        *((name, "2bw") for name in SHARED),
+        ("clipped", "vertical-sync"),
+        ("clipped, tied", "vertical-sync"),
+    ],
+)
+def test_streams_with_stages_that_share_devices(crew: Crew, name: str, policy: Any) -> None:
+    """The steady order of two stages on a device, with the warm-ups that it has.
+
+    Where their updates wait for each other the order is another one, the versions are the same.
+    """
+    setup, forward = SHARED[name]
+    setup = dataclasses.replace(setup, policy=policy, batch_size=32, num_steps=3)
+    captured = capture_case(setup.case)
     plan = plan_case(setup, captured)
-    names = [[f"blocks.{i}.0.weight", f"blocks.{i}.0.bias"] for i in range(4)]
     setup = dataclasses.replace(setup, policy_options={"accumulate": plan.policy.accumulate})
-    wanted = train_stale(setup, names_by_stage=names, warmups=plan.policy.warmups)
+    wanted = train_stale(
+        setup,
+        names_by_stage=list_names(captured, plan),
+        warmups=plan.policy.warmups,
+        forward=forward,
+        clip_norm=setup.pipeline.get("clip_norm"),
+    )
     found: list[Streamed] = crew.run(2, stream_batches, setup)
     for each in found:
         assert each.result.losses == pytest.approx(wanted.losses, abs=TOLERANCE)
-        for name, tensor in each.result.weights.items():
-            torch.testing.assert_close(tensor, wanted.weights[name], atol=TOLERANCE, rtol=TOLERANCE)
+        for weight, tensor in each.result.weights.items():
+            torch.testing.assert_close(
+                tensor, wanted.weights[weight], atol=TOLERANCE, rtol=TOLERANCE
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class Setup:
     num_steps: int = 3
     rows_by_step: Sequence[int] | None = None
     lengths_by_step: Sequence[int] | None = None
+    infinite_steps: Sequence[int] = ()
+    """Batches with an infinite number, which makes gradients of the first stage infinite."""
     recompute: Sequence[int] = ()
     stage_by_module: Mapping[str, int] | None = None
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -94,7 +97,10 @@ def make_batches(setup: Setup) -> list[Any]:
     if setup.lengths_by_step:
         return [tokens(length)(setup.batch_size) for length in setup.lengths_by_step]
     sizes = setup.rows_by_step or [setup.batch_size] * setup.num_steps
-    return [CASES[setup.case].inputs(size) for size in sizes]
+    batches = [CASES[setup.case].inputs(size) for size in sizes]
+    for step in setup.infinite_steps:
+        batches[step][0][0, 0] = math.inf
+    return batches
 
 
 def make_optimizer(setup: Setup, parameters: Any) -> torch.optim.Optimizer:

@@ -520,7 +520,7 @@ def change_price(plan: Plan, s: int, **changes: Any) -> Plan:
     return replace(plan, prices=replace(plan.prices, stages=tuple(stages)))
 
 
-@breaks("price-values", "prediction", "price-stages", "price-edges")
+@breaks("price-values", "price-weights", "prediction", "price-stages", "price-edges")
 def change_a_price(plan: Plan) -> Iterator[tuple[Plan, str]]:
     """Seconds and bytes are not negative; peaks follow from them; devices are the stage's."""
     for s, stage in enumerate(plan.prices.stages):
@@ -531,6 +531,8 @@ def change_a_price(plan: Plan) -> Iterator[tuple[Plan, str]]:
         kept = stage.saved_bytes + 1
         yield change_price(plan, s, saved_for_weights_bytes=kept), f"{s} keeps more than it saves"
         yield change_price(plan, s, fixed_bytes=stage.fixed_bytes + 1), f"one byte more at {s}"
+        large = stage.fixed_bytes // 2 + 1
+        yield change_price(plan, s, trained_bytes=large), f"no room for a gradient at {s}"
         if stage.needs_backward and s in {src for src, _ in plan.prices.backward_edges}:
             yield change_price(plan, s, needs_backward=False), f"{s} needs no backward"
         if len(stage.devices) > 1:

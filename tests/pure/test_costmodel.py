@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -18,6 +19,8 @@ from graphplan.nouns.prices import Message
 from graphplan.nouns.problem import Save, Tie
 from graphplan.nouns.training import Training
 from graphplan.partition.assemble import Part, assemble_stages
+from graphplan.referee.verdict import Findings
+from graphplan.referee.weights import judge_weights
 from tests.pure.problems import make_cluster, make_problem_by_hand
 
 CHAIN = [(0, 1), (1, 2), (2, 3)]
@@ -104,6 +107,38 @@ def test_versions_of_the_policy_take_memory() -> None:
     stash = cost.price_stages(graph, WeightPolicy(name="stash", warmups=(1, 0)))
     grown = [b.fixed_bytes - a.fixed_bytes for a, b in zip(flush.stages, stash.stages, strict=True)]
     assert grown == [40, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "direction", "expected"),
+    [
+        ("predict", "adam", "optimizer", [40, 40, 40]),
+        ("predict", "sgd", "optimizer", [80, 80, 40]),
+        ("predict", "nesterov", "optimizer", [80, 80, 40]),
+        ("predict", "adam", "displacement", [80, 80, 40]),
+        ("spectrain1", "adam", "displacement", [80, 80, 80]),
+        ("spectrain2", "momentum", "displacement", [160, 120, 0]),
+        ("stash", "sgd", "displacement", [80, 40, 0]),
+    ],
+)
+def test_a_direction_that_no_state_tells_takes_memory(
+    name: Any, optimizer: Any, direction: Any, expected: list[int]
+) -> None:
+    """One more buffer at stages that look ahead; the referee finds the same by itself."""
+    problem = make_problem_by_hand([1] * 3, [(0, 1), (1, 2)], trained_elements=[10] * 3)
+    training = msgspec.structs.replace(problem.training, optimizer=optimizer)
+    problem = dataclasses.replace(problem, training=training)
+    graph = assemble_stages(problem, [make_part((s,), s) for s in range(3)])
+    policy = WeightPolicy(name=name, warmups=(2, 1, 0), direction=direction)
+    cost = CostModel(problem)
+    flush, priced = cost.price_stages(graph), cost.price_stages(graph, policy)
+    pairs = list(zip(flush.stages, priced.stages, strict=True))
+    assert [b.fixed_bytes - a.fixed_bytes for a, b in pairs] == expected
+    findings = Findings()
+    judge_weights(priced, training, policy, findings)
+    assert findings.is_clean
+    judge_weights(flush, training, policy, findings)
+    assert not findings.is_clean
 
 
 def test_tied_weights_are_held_once_and_reduced_between_stages() -> None:

@@ -9,15 +9,20 @@ import msgspec
 import pytest
 
 from graphplan.cost.hardware import find_cluster
+from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.files import read_noun, write_noun
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName, WeightPolicy
+from graphplan.partition.assemble import Part, assemble_stages
+from graphplan.planner.collect import schedule_prices
 from graphplan.planner.loads import measure_period
 from graphplan.planner.options import SearchOptions
+from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import search_plan
+from graphplan.planner.streaming import offer_policies
 from graphplan.planner.whatif import simulate_plan
 from graphplan.referee import check_plan
 from graphplan.report.summary import render_text
@@ -38,10 +43,13 @@ def search(graph: OpGraph | None = None, cluster: Cluster | None = None, **optio
     return search_plan(graph or mlp(8, 8192), cluster or find_cluster("summit", gpus=4), asked)
 
 
-@pytest.mark.parametrize("name", STREAMING)
-def test_plans_under_every_policy(name: PolicyName, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*((name, "optimizer") for name in STREAMING), ("predict", "displacement")],
+)
+def test_plans_under_every_policy(name: PolicyName, direction: str, tmp_path: Path) -> None:
     """Legal, at the speed of the busiest device, with the memory of all versions; reads back."""
-    plan = search(policy=name)
+    plan = search(policy=name, direction=direction)
     assert not check_plan(plan).violations
     assert plan.policy.name == name
     assert plan.policy.warmups == (3, 2, 1, 0)
@@ -55,7 +63,8 @@ def test_plans_under_every_policy(name: PolicyName, tmp_path: Path) -> None:
     weight_bytes = 2 * 8192 * 8192 * 4
     for s in range(4):
         extra = plan.prices.stages[s].fixed_bytes - naive.prices.stages[s].fixed_bytes
-        assert extra == (policy.num_versions(s) - 1) * weight_bytes
+        copies = policy.num_versions(s) + (direction == "displacement" and s < 3)
+        assert extra == (copies - 1) * weight_bytes
 
 
 def test_2bw_is_refused_with_the_smallest_legal_value() -> None:
@@ -101,6 +110,29 @@ def test_flush_says_what_a_drain_costs() -> None:
     assert "1 update stale" in text
 
 
+@pytest.mark.parametrize("devices", [(0, 1, 0, 1), (0, 1, 1, 0)])
+def test_stages_that_share_devices_are_told_too(devices: tuple[int, ...]) -> None:
+    """Four stages on two devices: their steady order gains what the drain costs flush."""
+    options = SearchOptions(batch_size=1024, micro_batch_sizes=(128,))
+    cost = CostModel(pose_problem(mlp(8, 2048), find_cluster("summit", gpus=2), options))
+    nodes = range(len(cost.problem.nodes))
+    cuts = [list(nodes)[i * len(nodes) // 4 : (i + 1) * len(nodes) // 4] for i in range(4)]
+    parts = [
+        Part(nodes=tuple(cut), devices=(device,), micro_batch_size=128)
+        for cut, device in zip(cuts, devices, strict=True)
+    ]
+    stages = assemble_stages(cost.problem, parts)
+    flush = schedule_prices(cost.price_stages(stages), WeightPolicy(), schedule="list")
+    offers = offer_policies(cost, stages, options, time_limit_s=2.0)
+    assert [offer.policy.name for offer in offers] == ["2bw", "predict", "stash"]
+    for offer in offers:
+        ideal_s = 8 * measure_period(cost.price_stages(stages, offer.policy), 8)
+        assert offer.step_s == pytest.approx(ideal_s, rel=0.02)
+        assert offer.step_s < flush.prediction.step_s
+        assert offer.staleness == 1
+        assert offer.policy.warmups[0] > offer.policy.warmups[-1]
+
+
 def test_a_streaming_plan_says_how_stale_it_is() -> None:
     """The summary tells the staleness in place of a drain."""
     plan = search(policy="stash")
@@ -131,11 +163,16 @@ def test_another_policy_can_be_simulated() -> None:
 
 
 def test_wishes_that_contradict_each_other_are_refused() -> None:
-    """A schedule, autocast or a batch that a policy cannot have."""
+    """A schedule that a policy cannot have."""
     with pytest.raises(InvalidOption, match="order of its own"):
         dataclasses.replace(ASKED, policy="stash", schedule="1f1b")
-    with pytest.raises(InvalidOption, match="autocast"):
-        dataclasses.replace(ASKED, policy="predict", precision="bfloat16", mixed=True)
+
+
+def test_autocast_is_planned_under_a_policy_that_forgets() -> None:
+    """Casts of the forward's weights do not serve the backward: nothing is refused."""
+    plan = search(policy="predict", precision="bfloat16", mixed=True)
+    assert plan.training.mixed
+    assert not check_plan(plan).violations
 
 
 def test_local_steps_thin_out_the_averaging() -> None:

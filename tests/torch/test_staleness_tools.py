@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from graphplan.staleness.shapes import make_chain
 from tools.staleness_delays import count_local, run_method
 from tools.staleness_problems import PROBLEMS, find_optimum
 from tools.staleness_tasks import EVERYTHING, TASKS, make_charlm
-from tools.staleness_tuning import REPORT_SEEDS, TUNING_SEEDS, tune_rate
+from tools.staleness_tuning import REPORT_SEEDS, TUNING_SEEDS, fill_rows, tune_rate
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +93,21 @@ def test_methods_descend(problem: str, method: str, monkeypatch: pytest.MonkeyPa
     after = model.evaluate(run_method(model, method, torch.full((2, 1), 0.05)), EVERYTHING)
     assert bool((after < before).all())
     assert bool((after > find_optimum(problem)).all())
+
+
+def test_rows_that_are_there_are_not_measured_again(tmp_path: Path) -> None:
+    """A run that was stopped goes on with what is missing."""
+    path, asked = tmp_path / "rows.json", []
+
+    def measure(key: dict[str, Any]) -> dict[str, Any]:
+        asked.append(key["stages"])
+        tuned = tune_rate(lambda rates, _: [(rate - 1) ** 2 for rate in rates], [0.5, 1, 2])
+        return tuned.describe()
+
+    for last in (3, 5):
+        keys = [{"stages": n, "method": "stash"} for n in range(1, last)]
+        fill_rows(path, keys, measure, head={"seeds": 10})
+    assert asked == [1, 2, 3, 4]
+    found = json.loads(path.read_text())
+    assert found["seeds"] == 10
+    assert [(row["stages"], row["rate"]) for row in found["rows"]] == [(n, 1) for n in asked]
