@@ -88,12 +88,7 @@ class Pipeline:
         they are the module's own, which are then trained in place. `recapture` serves batches of
         other shapes; a module brings its own. Without an optimizer, gradients stay in `weights`.
         """
-        if isinstance(model, Captured):
-            captured = model
-        else:
-            module, example_loss = model, loss
-            captured = _capture(module, inputs, loss)
-            recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
+        captured, recapture = _capture(model, inputs, loss, recapture)
         check_model(plan, captured)
         check_training(plan)
         require_agreement({"plan": encode_noun(plan).decode()})
@@ -115,36 +110,10 @@ class Pipeline:
             s: make_versions(plan.policy, s, [self.weights[n] for n in self._list_weights(s)])
             for s in plan.prices.stages_by_device[self.rank]
         }
-        self.variants = Variants(
-            plan,
-            plan.parse_program(),
-            captured,
-            rank=self.rank,
-            device=self.device,
-            recapture=recapture,
-        )
-        self.variants.versions = self.versions
+        self.variants = self._make_variants(recapture)
         self.losses = LossExchange(self.transport, self._find_loss_devices())
-        self.updater = Updater(
-            self.holdings,
-            self.transport,
-            parameters_by_stage=self._list_parameters(),
-            versions_by_stage=self.versions,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            clip_norm=clip_norm,
-            loss_scale=LossScale.for_float16() if plan.training.precision == "float16" else None,
-            policy=plan.policy,
-        )
-        self._actor = Rank(
-            runners={},
-            transport=self.transport,
-            closing=self.updater,
-            status=self.status,
-            check_finite=check_finite,
-            policy=plan.policy,
-            sends_kept=max(SENDS_KEPT, *(w + 2 for w in plan.policy.warmups), 0),
-        )
+        self.updater = self._make_updater(optimizer, scheduler, clip_norm)
+        self._actor = self._make_actor(check_finite=check_finite)
         self.flight = None if plan.policy.is_synchronous else self._make_flight()
         self._last_actions: Actions = ()
 
@@ -187,6 +156,49 @@ class Pipeline:
             }
             for s in self.versions
         }
+
+    def _make_variants(self, recapture: Recapture | None) -> Variants:
+        variants = Variants(
+            self.plan,
+            self.plan.parse_program(),
+            self.captured,
+            rank=self.rank,
+            device=self.device,
+            recapture=recapture,
+        )
+        variants.versions = self.versions
+        return variants
+
+    def _make_updater(
+        self,
+        optimizer: Optimizers | None,
+        scheduler: Schedulers | None,
+        clip_norm: float | None,
+    ) -> Updater:
+        is_half = self.plan.training.precision == "float16"
+        return Updater(
+            self.holdings,
+            self.transport,
+            parameters_by_stage=self._list_parameters(),
+            versions_by_stage=self.versions,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            loss_scale=LossScale.for_float16() if is_half else None,
+            policy=self.plan.policy,
+        )
+
+    def _make_actor(self, *, check_finite: bool) -> Rank:
+        policy = self.plan.policy
+        return Rank(
+            runners={},
+            transport=self.transport,
+            closing=self.updater,
+            status=self.status,
+            check_finite=check_finite,
+            policy=policy,
+            sends_kept=max(SENDS_KEPT, *(w + 2 for w in policy.warmups), 0),
+        )
 
     def _make_flight(self) -> Flight:
         line = self.variants.program.instructions_by_device[self.rank]
@@ -360,13 +372,19 @@ class Pipeline:
         return self.variants.resolve(self.variants.first_variant, tensors, self._actor)
 
 
-def _capture(model: nn.Module, inputs: Any, loss: Any) -> Captured:
+def _capture(
+    model: nn.Module | Captured, inputs: Any, loss: Any, recapture: Recapture | None
+) -> tuple[Captured, Recapture | None]:
+    """The captured model, and how to capture it for other shapes."""
+    if isinstance(model, Captured):
+        return model, recapture
     if inputs is None:
         raise InvalidOption(
             "A module alone cannot be captured: its inputs are missing.",
             remedy="Use Pipeline(plan, module, inputs=lambda batch_size: ..., loss=...).",
         )
-    return trace_module(model, inputs, loss=loss)
+    again = recapture or (lambda given: trace_module(model, given, loss=loss))
+    return trace_module(model, inputs, loss=loss), again
 
 
 def check_model(plan: Plan, captured: Captured) -> None:
