@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.errors import InvalidFile, InvalidOption
+from graphplan.errors import InvalidFile
 from graphplan.files import encode_noun
-from graphplan.frontend import Captured, trace_module
+from graphplan.frontend import Captured
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
+from graphplan_runtime.capture import capture_model, check_model
 from graphplan_runtime.checkpoint import (
     Manifest,
     find_checkpoint,
@@ -80,15 +81,17 @@ class Pipeline:
         seed: int = 0,
         device: torch.device | str = "cpu",
         state: Mapping[str, torch.Tensor] | None = None,
+        copy_state: bool = True,
         recapture: Recapture | None = None,
         check_finite: bool = False,
         status: Status | None = None,
     ) -> None:
         """`state` gives the weights by name, those of this device's stages at least; without it
-        they are the module's own, which are then trained in place. `recapture` serves batches of
+        they are the module's own. These are trained in place, those of `state` with `copy_state`
+        False only, which saves the memory of a copy. `recapture` serves batches of
         other shapes; a module brings its own. Without an optimizer, gradients stay in `weights`.
         """
-        captured, recapture = _capture(model, inputs, loss, recapture)
+        captured, recapture = capture_model(model, inputs, loss, recapture)
         check_model(plan, captured)
         check_training(plan)
         require_agreement({"plan": encode_noun(plan).decode()})
@@ -105,7 +108,7 @@ class Pipeline:
             self.device, pairs=list_pairs(plan), groups=list_communicators(plan, self.holdings)
         )
         self.rank = self.transport.rank
-        self.weights = self._take_weights(state or {})
+        self.weights = self._take_weights(state or {}, copy=copy_state)
         self.versions = {
             s: make_versions(plan.policy, s, [self.weights[n] for n in self._list_weights(s)])
             for s in plan.prices.stages_by_device[self.rank]
@@ -124,7 +127,9 @@ class Pipeline:
         by_weight = self.holdings.stages_by_weight
         return [w.name for w in self.captured.graph.weights if stage in by_weight.get(w.name, ())]
 
-    def _take_weights(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _take_weights(
+        self, state: Mapping[str, torch.Tensor], *, copy: bool
+    ) -> dict[str, torch.Tensor]:
         """The tensors of this device's stages; replicas start from the first one's."""
         own, held = self.captured.weights(), {}
         names = {
@@ -133,7 +138,9 @@ class Pipeline:
         for weight in self.captured.graph.weights:
             if weight.name in names:
                 known = [each for each in (weight.name, *weight.aliases) if each in state]
-                tensor = state[known[0]].clone() if known else own[weight.name]
+                tensor = state[known[0]] if known else own[weight.name]
+                if known and copy:
+                    tensor = tensor.clone()
                 dtype = cast_dtype(tensor.dtype, self.plan.training)
                 held[weight.name] = place_weight(tensor, weight, self.device, dtype)
         with torch.no_grad():
@@ -370,35 +377,3 @@ class Pipeline:
         """The actions for a batch of which only the sizes are known."""
         tensors = {name: torch.empty(sizes, device="meta") for name, sizes in shapes.items()}
         return self.variants.resolve(self.variants.first_variant, tensors, self._actor)
-
-
-def _capture(
-    model: nn.Module | Captured, inputs: Any, loss: Any, recapture: Recapture | None
-) -> tuple[Captured, Recapture | None]:
-    """The captured model, and how to capture it for other shapes."""
-    if isinstance(model, Captured):
-        return model, recapture
-    if inputs is None:
-        raise InvalidOption(
-            "A module alone cannot be captured: its inputs are missing.",
-            remedy="Use Pipeline(plan, module, inputs=lambda batch_size: ..., loss=...).",
-        )
-    again = recapture or (lambda given: trace_module(model, given, loss=loss))
-    return trace_module(model, inputs, loss=loss), again
-
-
-def check_model(plan: Plan, captured: Captured) -> None:
-    """Refuse a model that is not the one that was planned."""
-    graph = captured.graph
-    if graph.fingerprint != plan.model.fingerprint:
-        raise InvalidFile(
-            f"The plan is for the model {plan.model.name} {plan.model.fingerprint}; this one is"
-            f" {graph.name} {graph.fingerprint}.",
-            remedy="Give the model file and the --set options that the plan was made from, or"
-            " search again.",
-        )
-    if graph.loss is None:
-        raise InvalidFile(
-            f"The model {graph.name} was captured without a loss.",
-            remedy="Add loss(output, batch) to the model file, then search again.",
-        )

@@ -175,9 +175,10 @@ def measure(
 ) -> tuple[OpGraph, ProfileTable]:
     """The measured table of a model file or a captured graph, and of the host if it is shared."""
     from graphplan.cost.measure import find_device, measure_table, open_cache
-    from graphplan.cost.measure_neighbours import check_ranks, count_ranks
+    from graphplan.cost.measure_neighbours import check_ranks, count_ranks, use_rank_threads
 
     chosen = device or find_device()
+    use_rank_threads(chosen)
     num_ranks = count_ranks(chosen) if ranks_per_host is None else ranks_per_host
     check_ranks(num_ranks, chosen)
     captured, inputs, optimizer = _load_captured(model, settings)

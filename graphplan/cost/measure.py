@@ -26,7 +26,12 @@ from graphplan.cost.flops import WorkCounter
 from graphplan.cost.hardware import find_device_type, list_device_types
 from graphplan.cost.interpolate import fit_affine
 from graphplan.cost.kinds import COMPUTE_KINDS
-from graphplan.cost.measure_clock import Clock, describe_environment, find_clock, name_device_type
+from graphplan.cost.measure_clock import (
+    Clock,
+    describe_environment,
+    find_clock,
+    name_device_type,
+)
 from graphplan.cost.measure_neighbours import check_ranks, count_neighbours, run_neighbours
 from graphplan.cost.measure_session import Progress, Report, Session
 from graphplan.cost.measure_step import STEP_EFFORT

@@ -33,6 +33,12 @@ MOST_RANKS = 4
 """Ranks of a host unless the user names a number: as many as the `cpu` cluster has."""
 
 
+def use_rank_threads(device: str) -> None:
+    """As many threads as a rank of a run has: OMP_NUM_THREADS, else one."""
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
 def count_ranks(device: str) -> int:
     """How many ranks will probably share this host."""
     if torch.device(device).type != "cpu":
