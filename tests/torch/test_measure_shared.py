@@ -145,7 +145,7 @@ def test_the_own_optimizer_is_timed(captured: Captured) -> None:
     class Slow(torch.optim.SGD):
         """Takes one second of the clock below for a step."""
 
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             seen.append(sum(p.numel() for group in self.param_groups for p in group["params"]))
             clock.now_s += 1.0
 

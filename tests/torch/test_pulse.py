@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from graphplan_runtime import pulse as pulse_module
 from graphplan_runtime.pulse import Pulse
 
 SPIN = "while True: pass"
@@ -79,5 +79,5 @@ def test_a_process_that_sleeps_does_not_count(start: Callable[[str], None]) -> N
 
 def test_where_nothing_is_known_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """No /proc, no verdict."""
-    monkeypatch.setattr(pulse_module.Path, "exists", lambda _: False)
+    monkeypatch.setattr(Path, "exists", lambda _: False)
     assert feel_from_outside(0.3, lambda: time.sleep(0.3)) == 0.0
