@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from graphplan.nouns.task import Instruction
 from graphplan_runtime.board import Board
 from graphplan_runtime.failures import Failure, Kind
+from graphplan_runtime.pulse import Pulse
 from graphplan_runtime.status import Phase, Place, Status
 
 PERIOD_S = 0.5
@@ -30,7 +31,10 @@ End = Callable[[Failure], None]
 
 
 class Monitor:
-    """`hang_s` is how long a task may go on without progress, at least."""
+    """`hang_s` is how long a task may go on without progress, at least.
+
+    Where all work of a task is work of the host, `pulse` tells a slow task from one that hangs.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Monitor:
         lines: Sequence[Sequence[Instruction]],
         hang_s: float,
         end: End,
+        pulse: Pulse | None = None,
     ) -> None:
         self.board = board
         self.status = status
@@ -48,6 +53,7 @@ class Monitor:
         self.lines = lines
         self.hang_s = hang_s
         self.end = end
+        self.pulse = pulse
         self._seen: dict[int, tuple[object, float]] = {}
         """By rank: its last sign of life and when it changed."""
         self._since = time.monotonic()
@@ -114,12 +120,15 @@ class Monitor:
     def _look_at_self(self) -> Failure | None:
         now, place = time.monotonic(), self.status.read()
         waited = now - self._since
+        quiet = min(waited, self.pulse.feel()) if self.pulse is not None else 0.0
         if place != self._place:
             if self._place.phase == Phase.TRAINING and not self._place.is_waiting:
                 self._slowest_s = max(self._slowest_s, waited)
             self._place, self._since = place, now
             return None
-        if place.phase != Phase.TRAINING or place.is_waiting or waited < self._limit(place):
+        if place.phase != Phase.TRAINING or place.is_waiting:
+            return None
+        if quiet < self.hang_s and waited < self._limit(place):
             return None
         return self._fail(
             self.rank,

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.errors import InvalidFile, InvalidOption
+from graphplan.errors import InvalidFile
 from graphplan.files import encode_noun
-from graphplan.frontend import Captured, trace_module
+from graphplan.frontend import Captured
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
+from graphplan_runtime.capture import capture_model, check_model
 from graphplan_runtime.checkpoint import (
     Manifest,
     find_checkpoint,
@@ -81,20 +82,17 @@ class Pipeline:
         seed: int = 0,
         device: torch.device | str = "cpu",
         state: Mapping[str, torch.Tensor] | None = None,
+        copy_state: bool = True,
         recapture: Recapture | None = None,
         check_finite: bool = False,
         status: Status | None = None,
     ) -> None:
         """`state` gives the weights by name, those of this device's stages at least; without it
-        they are the module's own, which are then trained in place. `recapture` serves batches of
+        they are the module's own. These are trained in place, those of `state` with `copy_state`
+        False only, which saves the memory of a copy. `recapture` serves batches of
         other shapes; a module brings its own. Without an optimizer, gradients stay in `weights`.
         """
-        if isinstance(model, Captured):
-            captured = model
-        else:
-            module, example_loss = model, loss
-            captured = _capture(module, inputs, loss)
-            recapture = recapture or (lambda given: trace_module(module, given, loss=example_loss))
+        captured, recapture = capture_model(model, inputs, loss, recapture)
         check_model(plan, captured)
         require_agreement({"plan": encode_noun(plan).decode()})
         self.plan = plan
@@ -110,41 +108,15 @@ class Pipeline:
             self.device, pairs=list_pairs(plan), groups=list_communicators(plan, self.holdings)
         )
         self.rank = self.transport.rank
-        self.weights = self._take_weights(state or {})
+        self.weights = self._take_weights(state or {}, copy=copy_state)
         self.versions = {
             s: make_versions(plan.policy, s, [self.weights[n] for n in self._list_weights(s)])
             for s in plan.prices.stages_by_device[self.rank]
         }
-        self.variants = Variants(
-            plan,
-            plan.parse_program(),
-            captured,
-            rank=self.rank,
-            device=self.device,
-            recapture=recapture,
-        )
-        self.variants.versions = self.versions
+        self.variants = self._make_variants(recapture)
         self.losses = LossExchange(self.transport, self._find_loss_devices())
-        self.updater = Updater(
-            self.holdings,
-            self.transport,
-            parameters_by_stage=self._list_parameters(),
-            versions_by_stage=self.versions,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            clip_norm=clip_norm,
-            loss_scale=LossScale.for_float16() if plan.training.precision == "float16" else None,
-            policy=plan.policy,
-        )
-        self._actor = Rank(
-            runners={},
-            transport=self.transport,
-            closing=self.updater,
-            status=self.status,
-            check_finite=check_finite,
-            policy=plan.policy,
-            sends_kept=max(SENDS_KEPT, *(w + 2 for w in plan.policy.warmups), 0),
-        )
+        self.updater = self._make_updater(optimizer, scheduler, clip_norm)
+        self._actor = self._make_actor(check_finite=check_finite)
         self.flight = None if plan.policy.is_synchronous else self._make_flight()
         self._last_actions: Actions = ()
 
@@ -155,7 +127,9 @@ class Pipeline:
         by_weight = self.holdings.stages_by_weight
         return [w.name for w in self.captured.graph.weights if stage in by_weight.get(w.name, ())]
 
-    def _take_weights(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _take_weights(
+        self, state: Mapping[str, torch.Tensor], *, copy: bool
+    ) -> dict[str, torch.Tensor]:
         """The tensors of this device's stages; replicas start from the first one's."""
         own, held = self.captured.weights(), {}
         names = {
@@ -164,7 +138,9 @@ class Pipeline:
         for weight in self.captured.graph.weights:
             if weight.name in names:
                 known = [each for each in (weight.name, *weight.aliases) if each in state]
-                tensor = state[known[0]].clone() if known else own[weight.name]
+                tensor = state[known[0]] if known else own[weight.name]
+                if known and copy:
+                    tensor = tensor.clone()
                 dtype = cast_dtype(tensor.dtype, self.plan.training)
                 held[weight.name] = place_weight(tensor, weight, self.device, dtype)
         with torch.no_grad():
@@ -187,6 +163,49 @@ class Pipeline:
             }
             for s in self.versions
         }
+
+    def _make_variants(self, recapture: Recapture | None) -> Variants:
+        variants = Variants(
+            self.plan,
+            self.plan.parse_program(),
+            self.captured,
+            rank=self.rank,
+            device=self.device,
+            recapture=recapture,
+        )
+        variants.versions = self.versions
+        return variants
+
+    def _make_updater(
+        self,
+        optimizer: Optimizers | None,
+        scheduler: Schedulers | None,
+        clip_norm: float | None,
+    ) -> Updater:
+        is_half = self.plan.training.precision == "float16"
+        return Updater(
+            self.holdings,
+            self.transport,
+            parameters_by_stage=self._list_parameters(),
+            versions_by_stage=self.versions,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            loss_scale=LossScale.for_float16() if is_half else None,
+            policy=self.plan.policy,
+        )
+
+    def _make_actor(self, *, check_finite: bool) -> Rank:
+        policy = self.plan.policy
+        return Rank(
+            runners={},
+            transport=self.transport,
+            closing=self.updater,
+            status=self.status,
+            check_finite=check_finite,
+            policy=policy,
+            sends_kept=max(SENDS_KEPT, *(w + 2 for w in policy.warmups), 0),
+        )
 
     def _make_flight(self) -> Flight:
         line = self.variants.program.instructions_by_device[self.rank]
@@ -366,29 +385,3 @@ class Pipeline:
         """What runs a batch of which only the sizes are known."""
         variant, tensors = self.variants.find(self.variants.imagine(shapes))
         return variant.runners, self.variants.resolve(variant, tensors, self._actor)
-
-
-def _capture(model: nn.Module, inputs: Any, loss: Any) -> Captured:
-    if inputs is None:
-        raise InvalidOption(
-            "A module alone cannot be captured: its inputs are missing.",
-            remedy="Use Pipeline(plan, module, inputs=lambda batch_size: ..., loss=...).",
-        )
-    return trace_module(model, inputs, loss=loss)
-
-
-def check_model(plan: Plan, captured: Captured) -> None:
-    """Refuse a model that is not the one that was planned."""
-    graph = captured.graph
-    if graph.fingerprint != plan.model.fingerprint:
-        raise InvalidFile(
-            f"The plan is for the model {plan.model.name} {plan.model.fingerprint}; this one is"
-            f" {graph.name} {graph.fingerprint}.",
-            remedy="Give the model file and the --set options that the plan was made from, or"
-            " search again.",
-        )
-    if graph.loss is None:
-        raise InvalidFile(
-            f"The model {graph.name} was captured without a loss.",
-            remedy="Add loss(output, batch) to the model file, then search again.",
-        )

@@ -15,10 +15,11 @@ from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.batches import Batches
 from graphplan_runtime.board import Board
+from graphplan_runtime.capture import check_model
 from graphplan_runtime.holdings import Holdings
 from graphplan_runtime.initialize import initialize_weights
 from graphplan_runtime.options import RunOptions
-from graphplan_runtime.pipeline import Pipeline, check_model
+from graphplan_runtime.pipeline import Pipeline
 from graphplan_runtime.report import Reporter, RunReport, collect_reports, measure_peak
 from graphplan_runtime.status import Phase, Status
 from graphplan_runtime.update import Optimizers
@@ -90,6 +91,7 @@ def make_pipeline(
         seed=options.seed,
         device=device,
         state=state,
+        copy_state=False,
         recapture=lambda inputs: trace_model_file(dataclasses.replace(model_file, inputs=inputs)),
         check_finite=options.check_finite,
         status=status,

@@ -15,15 +15,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from graphplan.cost.allocator import keep_freed_memory
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
-from graphplan_runtime.allocator import keep_freed_memory
 from graphplan_runtime.board import Board
 from graphplan_runtime.failures import Failure, describe_error, write_failure
 from graphplan_runtime.launch import FOLDER
 from graphplan_runtime.monitor import Monitor, end_process
 from graphplan_runtime.options import RunOptions
+from graphplan_runtime.pulse import Pulse
 from graphplan_runtime.status import Phase, Status
 
 CAUSE_WAIT_S = 4.0
@@ -81,6 +82,7 @@ class Worker:
             lines=self.lines,
             hang_s=self.options.hang_timeout_s,
             end=self._end,
+            pulse=Pulse() if device.type == "cpu" and not self.options.emulate else None,
         )
         monitor.start()
         self._connect(store, device)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from graphplan.cli.options import (
     LEARNED,
@@ -20,9 +21,10 @@ from graphplan.errors import InvalidOption
 from graphplan.files import write_noun
 
 if TYPE_CHECKING:
+    from graphplan.cost.cache import ProfileCache
     from graphplan.cost.measure_session import Progress
     from graphplan.nouns.opgraph import OpGraph
-    from graphplan.nouns.table import ProfileTable
+    from graphplan.nouns.table import Host, ProfileTable
 
 DEFAULT_SIZES = (1, 4, 16)
 MOST_ROWS = 12
@@ -45,6 +47,13 @@ MOST_ROWS = 12
 @click.option(
     "--batch-sizes", metavar="N,N,…", help="Micro-batch sizes of the columns.  [default: 1,4,16]"
 )
+@click.option(
+    "--ranks-per-host",
+    type=int,
+    metavar="N",
+    help="On a CPU: measure while N-1 others train too, as in a run of N ranks; 1 measures alone."
+    "  [default: as many as there are cores, at most 4]",
+)
 @click.option("--precision", help="Without measuring: compute in this dtype, e.g. bfloat16.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
 @click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
@@ -57,6 +66,7 @@ def command(
     gpu: str | None,
     costs: str | None,
     batch_sizes: str | None,
+    ranks_per_host: int | None,
     precision: str | None,
     no_cache: bool,
     output: str,
@@ -75,6 +85,10 @@ def command(
         raise InvalidOption(
             "--device measures, --estimate and --costs do not.", remedy="Give one of them."
         )
+    if (gpu or costs) and ranks_per_host is not None:
+        raise InvalidOption(
+            "--ranks-per-host is for measuring.", remedy="Leave it away, or give --device cpu."
+        )
     if precision and not (gpu or costs):
         raise InvalidOption(
             "A measurement runs in the precision of the model.",
@@ -87,7 +101,13 @@ def command(
         table = predict(graph, costs, gpu, sizes, precision)
     else:
         graph, table = measure(
-            model, parse_settings(settings), device, sizes, use_cache=not no_cache, quiet=quiet
+            model,
+            parse_settings(settings),
+            device,
+            sizes,
+            ranks_per_host=ranks_per_host,
+            use_cache=not no_cache,
+            quiet=quiet,
         )
     write_noun(table, output)
     facts = describe_table(graph, table) | {
@@ -149,36 +169,59 @@ def measure(
     device: str | None,
     sizes: Sequence[int] | None,
     *,
+    ranks_per_host: int | None,
     use_cache: bool,
     quiet: bool,
 ) -> tuple[OpGraph, ProfileTable]:
-    """The measured table of a model file or of a captured graph."""
+    """The measured table of a model file or a captured graph, and of the host if it is shared."""
     from graphplan.cost.measure import find_device, measure_table, open_cache
+    from graphplan.cost.measure_neighbours import check_ranks, count_ranks, use_rank_threads
 
-    captured, inputs = _load_captured(model, settings)
     chosen = device or find_device()
+    use_rank_threads(chosen)
+    num_ranks = count_ranks(chosen) if ranks_per_host is None else ranks_per_host
+    check_ranks(num_ranks, chosen)
+    captured, inputs, optimizer = _load_captured(model, settings)
+    cache = open_cache(chosen, ranks_per_host=num_ranks) if use_cache else None
     with show_progress(enabled=not quiet) as report:
         table = measure_table(
             captured,
             device=chosen,
             batch_sizes=choose_sizes(captured.graph, sizes),
-            cache=open_cache(chosen) if use_cache else None,
+            cache=cache,
             progress=report,
             inputs=inputs,
+            ranks_per_host=num_ranks,
+            optimizer=optimizer,
         )
+    if num_ranks > 1 and "interrupted" not in table.provenance:
+        table = msgspec.structs.replace(table, host=find_host(num_ranks, cache))
     return captured.graph, table
 
 
-def _load_captured(model: str, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """What can be measured, and a function that makes batches when the model file has one."""
+def find_host(num_ranks: int, cache: ProfileCache | None) -> Host:
+    """What the ranks of this host have of it: from the cache, else measured."""
+    found = cache.find_host() if cache is not None else None
+    if found is None:
+        from graphplan_runtime.hostprofile import measure_host
+
+        found = measure_host(num_ranks)
+        if cache is not None:
+            cache.save_host(found)
+    return found
+
+
+def _load_captured(model: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """What can be measured, and the model file's functions for batches and for an optimizer."""
     if model.endswith(".json"):
         from graphplan.cost.measure_rebuild import rebuild_graph
 
-        return rebuild_graph(load_graph(model, settings)), None
+        return rebuild_graph(load_graph(model, settings)), None, None
     from graphplan.frontend import load_model_file, trace_model_file
 
     file = load_model_file(model, settings=settings)
-    return trace_model_file(file), file.inputs if callable(file.inputs) else None
+    inputs = file.inputs if callable(file.inputs) else None
+    return trace_model_file(file), inputs, file.optimizer
 
 
 @contextlib.contextmanager
@@ -246,6 +289,8 @@ def describe_table(graph: OpGraph, table: ProfileTable) -> dict[str, Any]:
         "worst_fit_error": max((row.fit_error for row in table.rows), default=0.0),
         "step_uncertainty": table.step_uncertainty,
         "extrapolated": [row.op for row in table.rows if row.extrapolated],
+        "update_s_per_element": table.update_s_per_element,
+        "host": msgspec.to_builtins(table.host),
         "provenance": table.provenance,
     }
 
@@ -271,11 +316,24 @@ def print_table(graph: OpGraph, table: ProfileTable, facts: dict[str, Any]) -> N
         ratio = f"{table.calibration[j]:.3f}" if table.calibration else "not measured"
         totals.add_row(str(size), *map(format_time, (*parts, sum(parts))), ratio)
     console.print(totals)
+    if table.host is not None:
+        console.print(describe_host(table.host))
     kinds = Table("op", "count", f"time at {table.batch_sizes[-1]}", "share")
     for kind, count, seconds, share in list_kinds(graph, table):
         kinds.add_row(kind, str(count), format_time(seconds), f"{share:.1%}")
     console.print(kinds)
     console.print(f"written to [bold]{facts['table']}[/]")
+
+
+def describe_host(host: Host) -> str:
+    """One line on what ranks share."""
+    link = host.link
+    return (
+        f"{host.num_ranks} ranks on the host: memory {host.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
+        f" each, {format_time(host.task_s)} a task; a message takes {format_time(link.host_s)} and"
+        f" {link.host_s_per_byte * 1e9:.2f} ns a byte from each end, and between them"
+        f" {format_time(link.latency_s)} at {link.bandwidth_bytes_per_s / 1e9:.2f} GB/s"
+    )
 
 
 def list_kinds(graph: OpGraph, table: ProfileTable) -> list[tuple[str, int, float, float]]:

@@ -3,7 +3,8 @@
 Assumptions: every message uses the full bandwidth of its channel; ring and tree are the textbook
 ones (Patarasuk and Yuan 2009; double binary trees as in NCCL); between nodes the reduction is
 hierarchical: reduce-scatter inside each node, one ring per shard between the nodes, all-gather
-inside. It breaks when other traffic shares the links at the same time.
+inside. Both ends of a message wait for it: what it takes from them (`host_s`) adds to its time. It
+breaks when other traffic shares the links at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def allreduce_time(cluster: Cluster, devices: Sequence[int], num_bytes: int) -> 
         return 0.0
     sizes = Counter(cluster.devices[device].node for device in devices)
     inside = [cluster.nodes[node].link for node, size in sizes.items() if size > 1]
-    slowest = max(inside, key=lambda link: num_bytes / link.bandwidth_bytes_per_s, default=None)
+    slowest = max(inside, key=lambda link: _message_time(link, num_bytes), default=None)
     if len(sizes) == 1:
         assert slowest is not None
         return _flat_time(slowest, len(devices), num_bytes)
@@ -58,22 +59,25 @@ def least_allreduce_time(cluster: Cluster, count: int, num_bytes: int) -> float:
 
 def _flat_time(link: Link, count: int, num_bytes: int) -> float:
     """The better of a ring and a double binary tree."""
-    wire_s = num_bytes / link.bandwidth_bytes_per_s
-    ring = 2 * (count - 1) * (wire_s / count + link.latency_s)
-    tree = 2 * (math.ceil(math.log2(count)) * link.latency_s + wire_s)
-    return min(ring, tree)
+    start_s = _message_time(link, 0)
+    wire_s = _message_time(link, num_bytes) - start_s
+    tree = 2 * (math.ceil(math.log2(count)) * start_s + wire_s)
+    return min(_ring_time(link, count, num_bytes), tree)
 
 
 def _two_level_time(between: Link, inside: Link, sizes: Counter[int], num_bytes: int) -> float:
     """Reduce-scatter and all-gather inside the nodes around a ring between them."""
     largest, smallest = max(sizes.values()), min(sizes.values())
-    scatter_s = (
-        2 * (largest - 1) * (num_bytes / largest / inside.bandwidth_bytes_per_s + inside.latency_s)
-    )
+    scatter_s = _ring_time(inside, largest, num_bytes)
     # With one port a node all shards share it; else each device moves its own shard.
     shard_bytes = num_bytes if between.scope == "node" else num_bytes / smallest
     return scatter_s + _ring_time(between, len(sizes), shard_bytes)
 
 
 def _ring_time(link: Link, count: int, num_bytes: float) -> float:
-    return 2 * (count - 1) * (num_bytes / count / link.bandwidth_bytes_per_s + link.latency_s)
+    return 2 * (count - 1) * _message_time(link, num_bytes / count)
+
+
+def _message_time(link: Link, num_bytes: float) -> float:
+    wire_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
+    return wire_s + 2 * link.host_time(num_bytes)

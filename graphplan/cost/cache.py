@@ -7,6 +7,7 @@ a cache must never stop a run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -18,8 +19,9 @@ import msgspec
 from graphplan.errors import GraphplanError
 from graphplan.files import write_bytes
 from graphplan.nouns.base import Noun
+from graphplan.nouns.table import Host
 
-VERSION = 1
+VERSION = 2
 """Part of every file name: measurements of an older kind are not found."""
 
 
@@ -46,6 +48,16 @@ class Measurement(Noun, frozen=True, kw_only=True):
             weight_grad_s=min(self.weight_grad_s, other.weight_grad_s),
             workspace_bytes=max(self.workspace_bytes, other.workspace_bytes),
             spread=min(self.spread, other.spread),
+        )
+
+    def mean(self, other: Measurement) -> Measurement:
+        """The mean of two measurements of the same call."""
+        return Measurement(
+            forward_s=(self.forward_s + other.forward_s) / 2,
+            input_grad_s=(self.input_grad_s + other.input_grad_s) / 2,
+            weight_grad_s=(self.weight_grad_s + other.weight_grad_s) / 2,
+            workspace_bytes=max(self.workspace_bytes, other.workspace_bytes),
+            spread=max(self.spread, other.spread),
         )
 
 
@@ -94,6 +106,23 @@ class ProfileCache:
         """`save`, unless it was done a moment ago."""
         if time.monotonic() - self._saved_at > every_s:
             self.save()
+
+    def find_host(self) -> Host | None:
+        """What is known of the host itself."""
+        try:
+            return msgspec.json.decode(self._host_path.read_bytes(), type=Host)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def save_host(self, host: Host) -> None:
+        """Remember what was measured of the host; no disk, no cache."""
+        with contextlib.suppress(OSError, GraphplanError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(msgspec.json.encode(host), self._host_path)
+
+    @property
+    def _host_path(self) -> Path:
+        return self.path.with_name(self.path.name.replace("profile-", "host-", 1))
 
     def _read(self) -> dict[str, Measurement]:
         try:

@@ -57,6 +57,8 @@ def expand_table(table: ProfileTable, batch_sizes: Sequence[int]) -> ProfileTabl
         batch_sizes=sizes,
         rows=tuple(rows),
         calibration=_expand_flat(table.batch_sizes, table.calibration, sizes),
+        update_s_per_element=table.update_s_per_element,
+        host=table.host,
         provenance=table.provenance,
         step_uncertainty=table.step_uncertainty,
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from graphplan.cost.allocator import keep_freed_memory
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.calibrate import calibrate_device
 from graphplan.cost.estimate import PASSES, Pass, estimate_pass, estimate_table
@@ -25,11 +26,18 @@ from graphplan.cost.flops import WorkCounter
 from graphplan.cost.hardware import find_device_type, list_device_types
 from graphplan.cost.interpolate import fit_affine
 from graphplan.cost.kinds import COMPUTE_KINDS
-from graphplan.cost.measure_clock import Clock, describe_environment, find_clock, name_device_type
+from graphplan.cost.measure_clock import (
+    Clock,
+    describe_environment,
+    find_clock,
+    name_device_type,
+)
+from graphplan.cost.measure_neighbours import check_ranks, count_neighbours, run_neighbours
 from graphplan.cost.measure_session import Progress, Report, Session
 from graphplan.cost.measure_step import STEP_EFFORT
 from graphplan.cost.measure_unit import Effort
 from graphplan.cost.measure_units import list_units
+from graphplan.cost.measure_update import UPDATE_EFFORT, MakeOptimizer
 from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.opgraph import OpGraph
@@ -61,22 +69,35 @@ def measure_table(
     effort: Effort = UNIT_EFFORT,
     step_effort: Effort = STEP_EFFORT,
     rounds: int = ROUNDS,
+    ranks_per_host: int = 1,
+    optimizer: MakeOptimizer | None = None,
 ) -> ProfileTable:
     """Seconds and bytes of every op of a captured model on a device.
 
     `inputs` makes a batch for the whole-model steps (random ones otherwise), which run at
-    `calibrate_sizes` (all sizes by default, () for none).
+    `calibrate_sizes` (all sizes by default, () for none). With several `ranks_per_host` the others
+    train the same model meanwhile. `optimizer` is the user's own, if there is one.
     """
     graph, sizes = captured.graph, _check_sizes(captured.graph, batch_sizes)
+    check_ranks(ranks_per_host, device)
+    if torch.device(device).type == "cpu":
+        keep_freed_memory()  # As the ranks of a run do.
     clock = find_clock(device)
     device_type = _assume_type(clock)
     units = list_units(graph, short=_find_short(graph, device_type, max(sizes)))
-    session = Session(captured, units, clock, cache=cache, device_type=device_type)
+    count = count_neighbours(graph, max(sizes), ranks_per_host, clock)
+    session = Session(
+        captured, units, clock, cache=cache, device_type=device_type, num_neighbours=count
+    )
     wanted = sizes if calibrate_sizes is None else tuple(calibrate_sizes)
-    jobs = session.list_units(sizes, effort)
-    jobs += session.list_steps([size for size in sizes if size in wanted], inputs, step_effort)
+    jobs = session.list_units(sizes, _choose_effort(effort, count))
+    jobs += session.list_steps(
+        [size for size in sizes if size in wanted], inputs, _choose_effort(step_effort, count)
+    )
+    jobs += session.list_updates(optimizer, _choose_effort(UPDATE_EFFORT, count))
     try:
-        session.run(jobs, rounds=rounds, report=progress)
+        with run_neighbours(graph, max(sizes), count if jobs else 0):
+            session.run(jobs, rounds=rounds, report=progress)
     except KeyboardInterrupt:
         session.interrupted = True
         if not session.known:
@@ -96,9 +117,10 @@ def find_device() -> str:
     return accelerator.type if accelerator is not None else "cpu"
 
 
-def open_cache(device: str) -> ProfileCache:
+def open_cache(device: str, *, ranks_per_host: int = 1) -> ProfileCache:
     """The cache for a device of this machine and the installed torch."""
-    return ProfileCache(describe_environment(find_clock(device)))
+    beside = f", {ranks_per_host} ranks on the host" if ranks_per_host > 1 else ""
+    return ProfileCache(describe_environment(find_clock(device)) + beside)
 
 
 def _check_sizes(graph: OpGraph, batch_sizes: Sequence[int]) -> tuple[int, ...]:
@@ -113,6 +135,10 @@ def _check_sizes(graph: OpGraph, batch_sizes: Sequence[int]) -> tuple[int, ...]:
             remedy=f"Use --batch-sizes {graph.batch_size}.",
         )
     return sizes
+
+
+def _choose_effort(effort: Effort, num_neighbours: int) -> Effort:
+    return effort.beside_others() if num_neighbours else effort
 
 
 def _assume_type(clock: Clock) -> DeviceType:
@@ -168,6 +194,7 @@ def _build_table(
         table,
         rows=rows,
         calibration=_find_ratios(rows, sizes, session),
+        update_s_per_element=session.find_update(),
         provenance=_tell_origin(session, len(missing)),
     )
 
@@ -200,6 +227,8 @@ def _tell_origin(session: Session, num_missing: int) -> str:
     """Where the figures come from, and what is not measured."""
     num_ops = len(session.captured.graph.ops)
     parts = [describe_environment(session.clock)]
+    if session.num_neighbours:
+        parts.append(f"beside {session.num_neighbours} ranks on the same host")
     if session.interrupted:
         parts.append("interrupted")
     if num_missing:

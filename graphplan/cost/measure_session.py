@@ -26,6 +26,7 @@ from graphplan.cost.measure_units import (
     get_attribute,
     run_on_fakes,
 )
+from graphplan.cost.measure_update import MakeOptimizer, measure_update, name_update
 from graphplan.nouns.cluster import DeviceType
 
 if TYPE_CHECKING:
@@ -73,13 +74,16 @@ class Session:
         *,
         cache: ProfileCache | None,
         device_type: DeviceType,
+        num_neighbours: int = 0,
     ) -> None:
+        self.num_neighbours = num_neighbours
         self.captured = captured
         self.clock = clock
         self.known: dict[str, Measurement] = {}
         self.failed: dict[str, str] = {}
         """Why something could not run, by signature."""
         self.interrupted = False
+        self._update = ""
         self.borrowed = False
         """Whether a ratio comes from another model."""
         self._units = units
@@ -134,10 +138,26 @@ class Session:
                 jobs.append(Job(signature, f"whole model, micro-batch of {size}", weight, run))
         return jobs
 
+    def list_updates(self, make: MakeOptimizer | None, effort: Effort) -> list[Job]:
+        """The step of the user's optimizer, unless it is known."""
+        graph = self.captured.graph
+        if make is None or not any(weight.trainable for weight in graph.weights):
+            return []
+        self._update = signature = name_update(graph, make)
+        run = functools.partial(self._measure_update, make, effort)
+        known = self._recall(signature)
+        return [] if known else [Job(signature, "optimizer", 2 * effort.budget_s, run)]
+
+    def find_update(self) -> float | None:
+        """Seconds that the user's optimizer takes for an element."""
+        found = self.known.get(self._update)
+        return found.forward_s if found is not None else None
+
     def run(self, jobs: Sequence[Job], *, rounds: int, report: Report | None) -> None:
         """Measure all jobs several times over, and keep the fastest of each.
 
         A disturbance of some seconds then falls on one round of an op, not on all its samples.
+        Among neighbours the disturbance is what is measured, and the mean counts.
         """
         countdown = Countdown([job.weight for job in jobs] * rounds)
         for number, job in enumerate([*jobs] * rounds):
@@ -157,7 +177,9 @@ class Session:
             self.failed[job.signature] = f"{job.label}: {error}"
             return
         before = self.known.get(job.signature)
-        self._remember(job.signature, before.merge(measured) if before else measured)
+        if before is not None:
+            measured = (before.mean if self.num_neighbours else before.merge)(measured)
+        self._remember(job.signature, measured)
 
     def _measure_unit(self, ops: tuple[str, ...], size: int, effort: Effort) -> Measurement:
         builder, values = self._builder(size)
@@ -172,6 +194,10 @@ class Session:
         seconds, spread = measure_step(
             captured.module, captured.graph, values, self.clock, batch=batch, effort=effort
         )
+        return Measurement(forward_s=seconds, spread=spread)
+
+    def _measure_update(self, make: MakeOptimizer, effort: Effort) -> Measurement:
+        seconds, spread = measure_update(self.captured.graph, make, self.clock, effort)
         return Measurement(forward_s=seconds, spread=spread)
 
     def _recall(self, signature: str) -> bool:

@@ -25,10 +25,10 @@ MEMORY_SHARE = 0.8
 """Share of the free memory that a whole step may need."""
 
 
-def fits_memory(graph: OpGraph, batch_size: int, clock: Clock) -> bool:
-    """Whether weights, gradients and activations of a whole step find room."""
+def fits_memory(graph: OpGraph, batch_size: int, clock: Clock, *, copies: int = 1) -> bool:
+    """Whether weights, gradients and activations of a whole step find room, so many times."""
     needed = 2 * count_weight_bytes(graph) + 2 * count_saved_bytes(graph, batch_size)
-    return needed < MEMORY_SHARE * clock.free_bytes()
+    return copies * needed < MEMORY_SHARE * clock.free_bytes()
 
 
 def measure_step(

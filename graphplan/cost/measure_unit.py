@@ -9,10 +9,10 @@ together. Weight gradients include adding them to those of earlier micro-batches
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ RESOLUTION_S = 2e-4
 MAX_INNER = 64
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Effort:
     """How long to measure: repeats until `budget_s` is spent, longer where times scatter."""
 
@@ -39,17 +39,25 @@ class Effort:
     """Most budgets that scattering times may cost."""
     calm: float = 0.2
     """Spread of the faster half below which times do not scatter."""
+    counted: tuple[float, float] = (0.1, 0.4)
+    """Percentiles between which samples count. Other programs only ever slow a sample down, so that
+    the slow side is trimmed more; neighbours that belong to the run must not be trimmed away."""
+
+    def beside_others(self) -> Effort:
+        """The same among neighbours."""
+        return dataclasses.replace(self, counted=(0.25, 0.75))
 
 
-def summarise(samples: Sequence[float]) -> tuple[float, float]:
-    """(trimmed mean, spread): the mean from the 10th to the 40th percentile, and the interquartile
-    range over the median.
-
-    The slow side is trimmed more, because other programs only ever slow a sample down.
+def summarise(
+    samples: Sequence[float], counted: tuple[float, float] = Effort.counted
+) -> tuple[float, float]:
+    """(trimmed mean, spread): the mean between two percentiles, and the interquartile range over
+    the median.
     """
     ordered = sorted(samples)
     count = len(ordered)
-    middle = ordered[count // 10 : max(count // 10 + 1, count * 2 // 5)]
+    first = int(count * counted[0])
+    middle = ordered[first : max(first + 1, int(count * counted[1]))]
     median = ordered[count // 2]
     width = ordered[min(count - 1, count * 3 // 4)] - ordered[count // 4]
     return statistics.fmean(middle), width / median if median else 0.0
@@ -68,7 +76,7 @@ def repeat(sample: Callable[[], float], clock: Clock, effort: Effort) -> tuple[f
         if enough and (spent > effort.patience * effort.budget_s or _is_calm(samples, effort)):
             break
     clock.finish()
-    return summarise(samples)
+    return summarise(samples, effort.counted)
 
 
 def _is_calm(samples: Sequence[float], effort: Effort) -> bool:

@@ -7,11 +7,14 @@ Assumptions, and when they break:
 - Replicas split a micro-batch evenly and are equally fast: the slowest device type counts.
 - The backward is the input-gradient half plus the weight-gradient half. Recomputation adds one
   forward to the backward (to the input half when it is split).
+- A task takes what the runtime needs for it (`task_s`) beyond its ops. Where processors carry the
+  messages, sender's and receiver's tasks take longer by that (`host_s`), the transfer shorter.
+- A stage whose inputs need no gradient has no input half: all of its backward is in the other one.
 - A transfer takes latency + bytes / bandwidth on its channel. A tensor is sent once to a device
   however many ops read it. Rows are spread evenly, also when micro-batch sizes differ.
 - Gradients are reduced after the last backward, not overlapped with it: pessimistic for replicas.
-- The optimizer step is bound by memory bandwidth: weights, gradients and states are read, weights
-  and states written.
+- The optimizer step takes what was measured of the model file's own; without one it is bound by
+  memory bandwidth: weights, gradients and states are read, weights and states written.
 - What the weight gradients still need after the input gradients (their ops' inputs and output
   gradients) takes the room of what was saved, never more.
 - Memory: see nouns/prices.py. Saved tensors are counted by storage, once for a stage. Every tensor
@@ -84,6 +87,12 @@ def bytes_per_trained_element(
     return num_versions * element_bytes, element_bytes, states * element_bytes
 
 
+def count_update_bytes(training: Training, element_bytes: int) -> int:
+    """Bytes that the optimizer step moves for one trained element."""
+    weight, gradient, optimizer = bytes_per_trained_element(training, element_bytes)
+    return 2 * weight + gradient + 2 * optimizer
+
+
 class CostModel:
     """Answers "how long, how much memory" for sets of nodes of one problem."""
 
@@ -119,11 +128,11 @@ class CostModel:
         """Seconds of the optimizer step."""
         if not trained_elements:
             return 0.0
-        training = self.problem.training
-        weight, gradient, optimizer = bytes_per_trained_element(
-            training, self.problem.element_bytes
+        if device_type.update_s_per_element is not None:
+            return trained_elements * device_type.update_s_per_element
+        traffic = trained_elements * count_update_bytes(
+            self.problem.training, self.problem.element_bytes
         )
-        traffic = trained_elements * (2 * weight + gradient + 2 * optimizer)
         return device_type.launch_s + traffic / device_type.bandwidth_bytes_per_s
 
     def message(self, src: int, dst: int, num_bytes: int) -> Message:
@@ -221,20 +230,20 @@ class CostModel:
         """Seconds and bytes of a stage graph, all that schedules and simulator need."""
         pairs = sorted({(edge.src, edge.dst) for edge in graph.edges})
         backward = sorted({(edge.src, edge.dst) for edge in graph.edges if edge.needs_grad})
+        transfers = [self._price_transfer(graph, src, dst, backward=False) for src, dst in pairs]
+        transfers += [self._price_transfer(graph, dst, src, backward=True) for src, dst in backward]
+        stages = [
+            self._add_ties(
+                graph, s, self._price_stage(stage, self._copies(policy, s)), policy.local_steps
+            )
+            for s, stage in enumerate(graph.stages)
+        ]
         return PricedStages(
             batch_size=self.problem.training.batch_size,
-            stages=tuple(
-                self._add_ties(
-                    graph, s, self._price_stage(stage, self._copies(policy, s)), policy.local_steps
-                )
-                for s, stage in enumerate(graph.stages)
-            ),
+            stages=tuple(self._add_messages(stages, transfers)),
             edges=tuple(pairs),
             backward_edges=tuple(backward),
-            transfers=tuple(
-                [self._price_transfer(graph, src, dst, backward=False) for src, dst in pairs]
-                + [self._price_transfer(graph, dst, src, backward=True) for src, dst in backward]
-            ),
+            transfers=tuple(transfers),
             memory_bytes_by_device=tuple(
                 device.memory_bytes for device in self.problem.cluster.devices
             ),
@@ -265,21 +274,28 @@ class CostModel:
         )
         trained = self.trained_elements(own)
         trains = bool(problem.needs_backward[list(own)].any())
-        types = {problem.type_index_by_device[device] for device in stage.devices}
+        types = [
+            problem.cluster.types[t]
+            for t in {problem.type_index_by_device[device] for device in stage.devices}
+        ]
+        task_s = max(each.task_s for each in types)
+        kept = memory.saved_for_weights
+        if not any(flow.needs_grad for flow in self._crossing(own)[0]):
+            inputs, weights, kept = 0.0, inputs + weights, memory.saved
         own_bytes = int(problem.trained_elements[list(own)].sum()) * problem.element_bytes
         return StagePrice(
             devices=stage.devices,
             micro_batch_size=stage.micro_batch_size,
-            forward_s=forward,
-            backward_s=again + inputs + weights if trains else 0.0,
-            input_grad_s=again + inputs if trains else 0.0,
-            weight_grad_s=weights if trains else 0.0,
+            forward_s=forward + task_s,
+            backward_s=again + inputs + weights + task_s if trains else 0.0,
+            input_grad_s=again + inputs + task_s if trains else 0.0,
+            weight_grad_s=weights + task_s if trains else 0.0,
             reduce_s=allreduce_time(problem.cluster, stage.devices, own_bytes),
-            update_s=max(self.update_time(problem.cluster.types[t], trained) for t in types),
+            update_s=max(self.update_time(each, trained) for each in types),
             trained_bytes=trained * problem.element_bytes,
             fixed_bytes=memory.fixed,
             saved_bytes=memory.saved if trains else 0,
-            saved_for_weights_bytes=memory.saved_for_weights if trains else 0,
+            saved_for_weights_bytes=kept if trains else 0,
             workspace_bytes=memory.workspace,
             needs_backward=trains,
         )
@@ -308,6 +324,38 @@ class CostModel:
             tie_bytes = tie.trained_elements * problem.element_bytes
             seconds += allreduce_time(problem.cluster, devices, tie_bytes)
         return msgspec.structs.replace(price, reduce_s=seconds)
+
+    def _add_messages(
+        self, stages: Sequence[StagePrice], transfers: Iterable[TransferPrice]
+    ) -> Iterable[StagePrice]:
+        """The prices with what messages take from the tasks at both ends, on the busiest device.
+
+        A transfer is that of a micro-batch of its sender, which may be part of one of the receiver.
+        """
+        cluster = self.problem.cluster
+        if not any(link.host_s or link.host_s_per_byte for link in cluster.links):
+            return stages
+        lost: dict[tuple[int, bool], dict[int, float]] = {}
+        for transfer in transfers:
+            sizes = [stages[s].micro_batch_size for s in (transfer.src, transfer.dst)]
+            for message in transfer.messages:
+                seconds = cluster.link_between(message.src, message.dst).host_time(message.bytes)
+                for stage, device, share in (
+                    (transfer.src, message.src, 1.0),
+                    (transfer.dst, message.dst, sizes[1] / sizes[0]),
+                ):
+                    by_device = lost.setdefault((stage, transfer.backward), {})
+                    by_device[device] = by_device.get(device, 0.0) + share * seconds
+        most = {key: max(by_device.values()) for key, by_device in lost.items()}
+        return [
+            msgspec.structs.replace(
+                price,
+                forward_s=price.forward_s + most.get((s, False), 0.0),
+                backward_s=price.backward_s + most.get((s, True), 0.0),
+                input_grad_s=price.input_grad_s + most.get((s, True), 0.0),
+            )
+            for s, price in enumerate(stages)
+        ]
 
     def _price_transfer(
         self, graph: StageGraph, src: int, dst: int, *, backward: bool

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy
 
+from graphplan.cost.host import adopt_hosts
 from graphplan.cost.interpolate import expand_table
 from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import Cluster
@@ -35,6 +36,7 @@ def make_problem(
     pins: Mapping[str, int] | None = None,
 ) -> Problem:
     """The problem of cutting `graph` into stages; `tables` has one for each device type."""
+    cluster = adopt_hosts(cluster, tables)
     sizes = _choose_micro_batches(graph, training, micro_batch_sizes)
     samples = _list_sample_sizes(sizes, len(cluster.devices))
     node_of = {op: i for i, group in enumerate(groups) for op in group}

@@ -28,12 +28,18 @@ class DeviceType(Noun, frozen=True, kw_only=True):
     """Time that an op takes beyond the roofline, by the same kinds; fitted by calibration."""
     launch_s: float = 5e-6
     """Least time of one op."""
+    task_s: float = 0.0
+    """What the runtime takes for a task beyond its ops."""
+    update_s_per_element: float | None = None
+    """Optimizer step of one trained element; None: by the bytes that it moves."""
     torch_device: str = "cuda"
     source: str = ""
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0 or self.bandwidth_bytes_per_s <= 0 or self.launch_s < 0:
             raise ValueError(f"device type {self.name!r}: memory and bandwidth must be positive")
+        if self.task_s < 0:
+            raise ValueError(f"device type {self.name!r}: task_s must be at least 0")
         if not self.flops_per_s_by_dtype or min(self.flops_per_s_by_dtype.values()) <= 0:
             raise ValueError(f"device type {self.name!r}: needs positive flops_per_s_by_dtype")
         if not all(0 < share <= 1 for share in self.efficiency_by_kind.values()):
@@ -46,10 +52,20 @@ class Link(Noun, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float
     latency_s: float
     scope: Literal["pair", "device", "node"] = "pair"
+    host_s: float = 0.0
+    """Time that a message takes from the tasks of each of its ends, where the processor that
+    computes also carries it; bandwidth and latency are what comes between the two ends."""
+    host_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:
             raise ValueError("a link needs a positive bandwidth and a latency of at least 0")
+        if self.host_s < 0 or self.host_s_per_byte < 0:
+            raise ValueError("a link cannot give time back to its ends")
+
+    def host_time(self, num_bytes: float) -> float:
+        """Seconds that a message takes from each of its ends."""
+        return self.host_s + num_bytes * self.host_s_per_byte
 
 
 class Node(Noun, frozen=True, kw_only=True):
@@ -109,6 +125,11 @@ class Cluster(Noun, frozen=True, kw_only=True, dict=True):
             )
             for i, (kind, n) in enumerate(placed)
         )
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Between the nodes, and inside each."""
+        return (self.link, *(node.link for node in self.nodes))
 
     def link_between(self, src: int, dst: int) -> Link:
         """The link that a message between two different devices takes."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from graphplan.nouns.base import Noun
+from graphplan.nouns.cluster import Link
 
 Source = Literal["measured", "estimated", "learned"]
 
@@ -37,6 +38,18 @@ class OpProfile(Noun, frozen=True, kw_only=True):
     0.1 means that two times out of three the time is within 10%."""
 
 
+class Host(Noun, frozen=True, kw_only=True):
+    """What ranks that share a host have of it, measured with all of them at work."""
+
+    num_ranks: int
+    bandwidth_bytes_per_s: float
+    """Of the memory, for one rank."""
+    task_s: float
+    """What the runtime takes for a task beyond its ops."""
+    link: Link
+    """Between two ranks."""
+
+
 class ProfileTable(Noun, frozen=True, kw_only=True, dict=True):
     """The rows of one graph on one device type."""
 
@@ -52,6 +65,10 @@ class ProfileTable(Noun, frozen=True, kw_only=True, dict=True):
     calibration: tuple[float, ...] = ()
     """Whole-model step over the sum of the ops, by batch size; () when not measured. The times in
     the rows are raw; the cost model multiplies them by this ratio."""
+    update_s_per_element: float | None = None
+    """Step of the model file's own optimizer; None when there is none, or it was not measured."""
+    host: Host | None = None
+    """Measured tables of devices that share a host; takes the place of the cluster's figures."""
     provenance: str = ""
     step_uncertainty: float = 0.0
     """Learned costs only: standard deviation of the log of a whole step's time."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,10 @@ def commit_fault(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     while fault == "hang":
         time.sleep(1)
+    if fault == "compile":
+        # As a compiler does that is another process.
+        code = "import time; end = time.time() + 9\nwhile time.time() < end: pass"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Chain(nn.Module):

@@ -24,9 +24,9 @@ SECONDS = 90
 """Far more than any of these takes; the aim of 15 s after the fault is measured by a tool."""
 
 
-def write_plan(folder: Path, fault: str) -> Path:
+def write_plan(folder: Path, fault: str, **settings: int) -> Path:
     """Two ranks; the fault lies in stage 1."""
-    graph = trace_model_file(load_model_file(MODEL, settings={"fault": fault})).graph
+    graph = trace_model_file(load_model_file(MODEL, settings={"fault": fault, **settings})).graph
     plan = plan_by_hand(
         graph,
         {op.name: int(op.name not in ("linear", "tanh")) for op in graph.ops},
@@ -103,6 +103,31 @@ def test_first_cause_is_told(tmp_path: Path, fault: str, options: list[str], tol
     )
     assert place is not None, errors
     assert told in first
+    assert not list_ranks(plan)
+
+
+FIRST_STEP = 6
+"""The call of the faulty op that is in the first step: capturing makes three."""
+
+
+def test_a_hang_in_the_first_step_is_seen_as_soon(tmp_path: Path) -> None:
+    """Nothing works for it, so that it is no kernel that is being compiled."""
+    plan = write_plan(tmp_path, "hang", call=FIRST_STEP)
+    run = start_run(plan, "hang", "--set", f"call={FIRST_STEP}", "--hang-timeout", "6")
+    _, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 1, errors
+    assert re.search(r"rank 1 \(stage 1, task 1F\d, step 0\)", errors.splitlines()[0]), errors
+    assert re.search("no progress for [67] s", errors.splitlines()[0]), errors
+    assert not list_ranks(plan)
+
+
+def test_a_slow_first_step_is_no_hang(tmp_path: Path) -> None:
+    """Another process works for the rank longer than the timeout, as a compiler may."""
+    plan = write_plan(tmp_path, "compile", call=FIRST_STEP)
+    options = ("--set", f"call={FIRST_STEP}", "--hang-timeout", "5", "--steps", "2")
+    run = start_run(plan, "compile", *options)
+    _, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 0, errors
     assert not list_ranks(plan)
 
 

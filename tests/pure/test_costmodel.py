@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from graphplan.cost.allreduce import allreduce_time, least_allreduce_time
+from graphplan.cost.host import adopt_hosts
 from graphplan.cost.model import CostModel
 from graphplan.cost.rows import share_rows
 from graphplan.errors import CutError, InvalidOption
@@ -17,6 +18,7 @@ from graphplan.nouns.cluster import Link
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import Message
 from graphplan.nouns.problem import Save, Tie
+from graphplan.nouns.table import Host, ProfileTable
 from graphplan.nouns.training import Training
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.referee.verdict import Findings
@@ -243,3 +245,90 @@ def test_a_frozen_stage_costs_no_backward() -> None:
     assert (first.backward_s, first.saved_bytes, first.needs_backward) == (0.0, 0, False)
     assert (second.backward_s, second.saved_bytes) == (4.0, 18)
     assert msgspec.structs.asdict(first)["forward_s"] == 2.0
+
+
+def test_a_stage_of_model_inputs_has_no_input_half() -> None:
+    """Nothing needs its input gradients: all of the backward, and of what it keeps, is in W."""
+    problem = make_problem_by_hand([1, 1, 1, 1], CHAIN, saved_bytes=[100, 100, 100, 100])
+    parts = [make_part((0, 1), 0), make_part((2, 3), 1)]
+    first, second = CostModel(problem).price_stages(assemble_stages(problem, parts)).stages
+    assert (first.input_grad_s, first.weight_grad_s, first.backward_s) == (0.0, 8.0, 8.0)
+    assert (second.input_grad_s, second.weight_grad_s, second.backward_s) == (4.0, 4.0, 8.0)
+    assert first.saved_for_weights_bytes == first.saved_bytes
+
+
+def test_tasks_pay_for_the_runtime_and_for_their_messages() -> None:
+    """1/8 s a task; a message takes 1/4 s and 1/32 s a byte from both of its ends."""
+    problem = make_problem_by_hand([1, 1, 1, 1], CHAIN, flow_elements=1)
+    graph = assemble_stages(problem, [make_part((0, 1), 0), make_part((2, 3), 1)])
+    plain = CostModel(problem).price_stages(graph)
+    link = msgspec.structs.replace(
+        problem.cluster.nodes[0].link, host_s=0.25, host_s_per_byte=1 / 32
+    )
+    cluster = msgspec.structs.replace(
+        problem.cluster,
+        types=tuple(msgspec.structs.replace(t, task_s=0.125) for t in problem.cluster.types),
+        nodes=tuple(msgspec.structs.replace(n, link=link) for n in problem.cluster.nodes),
+    )
+    priced = CostModel(dataclasses.replace(problem, cluster=cluster)).price_stages(graph)
+    (forward,), (backward,) = (transfer.messages for transfer in priced.transfers)
+    assert forward.bytes == backward.bytes == 8
+    assert priced.transfers == plain.transfers
+    for before, after in zip(plain.stages, priced.stages, strict=True):
+        assert after.forward_s - before.forward_s == 0.125 + 0.5
+        assert after.backward_s - before.backward_s == 0.125 + 0.5
+        assert after.input_grad_s - before.input_grad_s == 0.125 + 0.5
+        assert after.weight_grad_s - before.weight_grad_s == 0.125
+
+
+def test_a_receiver_of_larger_micro_batches_hears_more_messages() -> None:
+    """Two micro-batches of the sender make one of the receiver."""
+    problem = make_problem_by_hand([1, 1, 1, 1], CHAIN, flow_elements=1)
+    parts = [make_part((0, 1), 0, size=2), make_part((2, 3), 1, size=4)]
+    graph = assemble_stages(problem, parts)
+    plain = CostModel(problem).price_stages(graph)
+    link = msgspec.structs.replace(problem.cluster.nodes[0].link, host_s=0.25)
+    nodes = tuple(msgspec.structs.replace(n, link=link) for n in problem.cluster.nodes)
+    cluster = msgspec.structs.replace(problem.cluster, nodes=nodes)
+    priced = CostModel(dataclasses.replace(problem, cluster=cluster)).price_stages(graph)
+    lost = [a.forward_s - b.forward_s for a, b in zip(priced.stages, plain.stages, strict=True)]
+    assert lost == [0.25, 0.5]
+
+
+def test_an_allreduce_waits_for_both_ends_of_its_messages() -> None:
+    """A ring of two: two messages of half the bytes."""
+    cluster = make_cluster(2)
+    slow = Link(bandwidth_bytes_per_s=2.0, latency_s=1.0, host_s=0.5, host_s_per_byte=0.25)
+    nodes = tuple(msgspec.structs.replace(node, link=slow) for node in cluster.nodes)
+    shared = msgspec.structs.replace(cluster, nodes=nodes)
+    assert allreduce_time(shared, [0, 1], 8) == 2 * (4 / 2 + 1 + 2 * (0.5 + 4 * 0.25))
+
+
+def test_measured_figures_take_the_place_of_a_profile() -> None:
+    """Bandwidth, tasks, optimizer and the link inside the nodes; its scope stays the cluster's."""
+    cluster = make_cluster(2)
+    kind = cluster.types[0].name
+    link = Link(bandwidth_bytes_per_s=5.0, latency_s=0.5, host_s=0.25)
+    table = ProfileTable(
+        graph="",
+        device=kind,
+        source="measured",
+        batch_sizes=(1,),
+        rows=(),
+        update_s_per_element=0.5,
+        host=Host(num_ranks=2, bandwidth_bytes_per_s=7.0, task_s=0.125, link=link),
+    )
+    adopted = adopt_hosts(cluster, {kind: table})
+    found = adopted.types[0]
+    assert (found.bandwidth_bytes_per_s, found.task_s, found.update_s_per_element) == (
+        7,
+        0.125,
+        0.5,
+    )
+    scope = cluster.nodes[0].link.scope
+    assert adopted.nodes[0].link == msgspec.structs.replace(link, scope=scope)
+    assert adopted.link == cluster.link
+    plain = msgspec.structs.replace(table, host=None, update_s_per_element=None)
+    assert adopt_hosts(cluster, {kind: plain}) == cluster
+    problem = make_problem_by_hand([1, 1, 1, 1], CHAIN)
+    assert CostModel(problem).update_time(found, 10) == 5.0

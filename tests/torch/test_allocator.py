@@ -10,7 +10,7 @@ import pytest
 
 COUNT_FAULTS = """
 import resource, sys, torch
-from graphplan_runtime.allocator import keep_freed_memory
+from graphplan.cost.allocator import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

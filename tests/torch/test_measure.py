@@ -423,6 +423,7 @@ def test_the_command_profiles_a_model_file(
     model, table = tmp_path / "model.py", tmp_path / "table.json"
     model.write_text(MODEL_FILE)
     arguments = ["profile", str(model), "--device", "cpu", "--batch-sizes", "2,4"]
+    arguments += ["--ranks-per-host", "1"]
     for _ in range(2):
         assert run_command([*arguments, "-o", str(table), "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
@@ -448,6 +449,7 @@ def test_the_command_writes_what_an_interruption_left(
 
     monkeypatch.setattr(measure_session, "measure_unit", interrupted)
     arguments = ["profile", str(model), "--device", "cpu", "--batch-sizes", "2,4", "--no-cache"]
+    arguments += ["--ranks-per-host", "1"]
     assert run_command([*arguments, "-o", str(table)]) == 130
     found = read_noun(table, ProfileTable)
     assert "interrupted, 1 of 3 ops measured, the others estimated" in found.provenance

@@ -3,7 +3,8 @@
 The C library gives every large block back to the system when it is freed. A training step frees and
 fetches the same blocks again and again, and each time the system clears them page by page, for
 several processes of one host one after another. Training wide layers on two ranks took more than
-twice as long that way. On an accelerator torch has an allocator of its own.
+twice as long that way; profiles are measured under the same rule. On an accelerator torch has an
+allocator of its own.
 """
 
 from __future__ import annotations
