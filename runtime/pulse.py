@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LEAST_SHARE = 0.02
-"""Of a core: what counts as work; the monitor itself takes a tenth of that."""
+LEAST_SHARE = 0.05
+"""Of a core: what counts as work; threads that only wait for messages take less."""
 BUSY = ("R", "D")
 """States of a thread that runs, would run if it had a core, or waits for a disk."""
 
@@ -27,14 +27,18 @@ class Pulse:
         self._main = threading.main_thread().native_id
         self._felt_s = self._worked_at_s = time.monotonic()
         self._processor_s = time.process_time()
+        self._own_s = 0.0
+        """Processor time of looking, which is no work of the rank."""
 
     def feel(self) -> float:
         """For how many seconds nothing has worked."""
-        now_s, processor_s = time.monotonic(), time.process_time()
+        started_s = time.thread_time()
+        now_s, processor_s = time.monotonic(), time.process_time() - self._own_s
         share = (processor_s - self._processor_s) / max(now_s - self._felt_s, 1e-9)
         self._felt_s, self._processor_s = now_s, processor_s
         if share > LEAST_SHARE or not self._is_known or self._is_busy():
             self._worked_at_s = now_s
+        self._own_s += time.thread_time() - started_s
         return now_s - self._worked_at_s
 
     def _is_busy(self) -> bool:

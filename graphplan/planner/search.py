@@ -29,6 +29,7 @@ from graphplan.planner.evaluate import make_confirmer, make_evaluator, make_rehe
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, pose_problem
 from graphplan.planner.streaming import offer_policies
+from graphplan.schedule.auto import measure_pass
 
 BASELINES: dict[str, tuple[str, ...]] = {
     "data-parallel": ("data-parallel",),
@@ -44,6 +45,9 @@ SCHEDULE_SHARE, BASELINE_SHARE = 0.1, 0.02
 """For the schedules of the plan and its alternatives, and for that of each baseline."""
 OFFER_SHARE = 0.02
 """For the order of each asynchronous policy that a plan is compared with."""
+OFFERS_SHARE, OFFER_PASSES = 0.4, 50
+"""What all of these may take, and about how many passes over all tasks they are: batches of very
+many micro-batches, which have little to gain, are not compared."""
 
 
 def search_plan(
@@ -76,7 +80,8 @@ def search_plan(
         plans = [found for name, found in rivals.items() if name != SEQUENTIAL]
         answer, ready = min([(answer, ready), *plans], key=lambda each: each[1].prediction.step_s)
     offers: tuple[PolicyOffer, ...] = ()
-    if ready.policy.name == "flush" and not answer.interrupted:
+    quick = OFFER_PASSES * measure_pass(ready.priced) <= OFFERS_SHARE * options.time_limit_s
+    if ready.policy.name == "flush" and quick and not answer.interrupted:
         limit_s = OFFER_SHARE * options.time_limit_s
         offers = offer_policies(cost, answer.stages, options, time_limit_s=limit_s)
     return collect_plan(
