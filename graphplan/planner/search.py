@@ -45,7 +45,7 @@ SCHEDULE_SHARE, BASELINE_SHARE = 0.1, 0.02
 """For the schedules of the plan and its alternatives, and for that of each baseline."""
 OFFER_SHARE = 0.02
 """For the order of each asynchronous policy that a plan is compared with."""
-OFFERS_SHARE, OFFER_PASSES = 0.4, 50
+OFFERS_SHARE, OFFER_PASSES = 0.1, 50
 """What all of these may take, and about how many passes over all tasks they are: batches of very
 many micro-batches, which have little to gain, are not compared."""
 
