@@ -177,8 +177,10 @@ def _solve_baselines(
         for planner in planners:
             with suppress(NoFeasiblePlan, SearchLimit):
                 answers.append(solve_problem(cost.problem, planner, request))
-        with suppress(NoFeasiblePlan, SearchLimit, ValueError):
-            best = min(answers, key=lambda answer: answer.step_s)
+        best = min(answers, key=lambda answer: answer.step_s, default=None)
+        if best is None:
+            continue
+        with suppress(NoFeasiblePlan, SearchLimit):
             ready = schedule_stages(
                 cost,
                 best.stages,
