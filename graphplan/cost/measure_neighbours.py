@@ -77,10 +77,12 @@ def count_neighbours(graph: OpGraph, batch_size: int, num_ranks: int, clock: Clo
 
 
 @contextlib.contextmanager
-def run_neighbours(graph: OpGraph, batch_size: int, count: int) -> Iterator[None]:
+def run_neighbours(
+    graph: OpGraph, batch_size: int, count: int
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """So many neighbours at work, from the first line of the block to its end."""
     if not count:
-        yield
+        yield []
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         path = Path(folder, "graph.json")
@@ -96,7 +98,7 @@ def run_neighbours(graph: OpGraph, batch_size: int, count: int) -> Iterator[None
             stack.callback(process.kill)
         for process in started:
             process.stdout.readline()  # At work, or ended: a model may refuse random data.
-        yield
+        yield started
 
 
 def work(graph: OpGraph, batch_size: int, is_over: Callable[[], bool]) -> None:

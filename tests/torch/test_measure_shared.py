@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,32 +52,19 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
 
-def find_children() -> set[int]:
-    """Processes that this one has started and that are alive."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    return {int(pid) for pid, state, words in rows if state[0] != "Z" and "neighbours" in words}
-
-
 def test_neighbours_are_at_work_in_the_block_only(captured: Captured, two_cores: None) -> None:
     """They burn processor time inside, and are gone after it."""
-    with run_neighbours(captured.graph, 2, 2):
-        children = find_children()
-        before = {pid: read_cpu_ticks(pid) for pid in children}
-        torch.randn(400, 400) @ torch.randn(400, 400)
-        deadline = 200
-        while deadline and any(read_cpu_ticks(pid) <= before[pid] for pid in children):
-            deadline -= 1
-            os.sched_yield()
-            torch.randn(400, 400) @ torch.randn(400, 400)
-        assert len(children) == 2
-        assert deadline, "a neighbour does nothing"
-    assert not find_children()
+    with run_neighbours(captured.graph, 2, 2) as neighbours:
+        before = [read_cpu_ticks(process.pid) for process in neighbours]
+        assert len(before) == 2
+        deadline = time.monotonic() + 60
+        while any(
+            read_cpu_ticks(process.pid) <= ticks
+            for process, ticks in zip(neighbours, before, strict=True)
+        ):
+            assert time.monotonic() < deadline, "a neighbour does nothing"
+            time.sleep(0.01)
+    assert all(process.returncode is not None for process in neighbours)
 
 
 def read_cpu_ticks(pid: int) -> int:
