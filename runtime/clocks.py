@@ -12,8 +12,8 @@ from time import perf_counter
 
 import torch
 
-from graphplan_runtime.board import Board
-from graphplan_runtime.transport import Transport
+from graphplan_runtime.faults.board import Board
+from graphplan_runtime.messages.transport import Transport
 
 ROUNDS = 8
 TAG = 1

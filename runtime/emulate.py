@@ -23,15 +23,15 @@ from graphplan.nouns.plan import Plan
 from graphplan.nouns.prices import Message, StagePrice
 from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan_runtime.agreement import require_agreement
-from graphplan_runtime.board import Board
-from graphplan_runtime.deliveries import Mailbox
-from graphplan_runtime.executor import Actions, StepState, run_actions
+from graphplan_runtime.faults.board import Board
+from graphplan_runtime.faults.status import Phase, Status
+from graphplan_runtime.messages.deliveries import Mailbox
+from graphplan_runtime.messages.queues import Note, Work
+from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.options import RunOptions
-from graphplan_runtime.queues import Note, Work
 from graphplan_runtime.report import Reporter, RunReport, collect_reports, measure_peak
-from graphplan_runtime.status import Phase, Status
-from graphplan_runtime.transport import Transport
-from graphplan_runtime.weights import WeightVersions
+from graphplan_runtime.stages.executor import Actions, StepState, run_actions
+from graphplan_runtime.updates.weights import WeightVersions
 
 STAMP_BYTES = 8
 

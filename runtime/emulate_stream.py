@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from graphplan.nouns.plan import Plan
-from graphplan_runtime.deliveries import Mailbox
 from graphplan_runtime.emulate import Arrival, Emulator
-from graphplan_runtime.executor import StepState
-from graphplan_runtime.lines import Step
-from graphplan_runtime.status import Phase, Status
-from graphplan_runtime.stream import Stream
-from graphplan_runtime.walks import Move
+from graphplan_runtime.faults.status import Phase, Status
+from graphplan_runtime.messages.deliveries import Mailbox
+from graphplan_runtime.stages.executor import StepState
+from graphplan_runtime.streams.lines import Step
+from graphplan_runtime.streams.stream import Stream
+from graphplan_runtime.streams.walks import Move
 
 
 class StreamEmulator(Emulator):

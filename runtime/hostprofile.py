@@ -39,8 +39,8 @@ from graphplan.nouns.table import Host
 from graphplan.nouns.training import Training
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
+from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.pipeline import Pipeline
-from graphplan_runtime.transport import Transport
 
 SIZES = (4, 1 << 20)
 """Bytes of the messages: a start, and a length."""

@@ -25,9 +25,9 @@ import msgspec
 from graphplan.errors import InvalidOption, RunFailed
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
-from graphplan_runtime.failures import Failure, first_cause, read_failures
+from graphplan_runtime.faults.failures import Failure, first_cause, read_failures
+from graphplan_runtime.faults.status import read_status
 from graphplan_runtime.options import RunOptions
-from graphplan_runtime.status import read_status
 
 FOLDER = "GRAPHPLAN_RUN_FOLDER"
 """Environment variable: where ranks leave their status and their failures."""

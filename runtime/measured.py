@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphplan.nouns.timeline import Peak, Span, Timeline
-from graphplan_runtime.queues import Note
+from graphplan_runtime.messages.queues import Note
 
 
 def make_timeline(

@@ -20,32 +20,14 @@ from graphplan.files import encode_noun
 from graphplan.frontend import Captured
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
-from graphplan_runtime.capture import capture_model, check_model
-from graphplan_runtime.checkpoint import (
+from graphplan_runtime.checkpoints.checkpoint import (
     Manifest,
     find_checkpoint,
     read_checkpoint,
     read_manifest,
     write_checkpoint,
 )
-from graphplan_runtime.executor import Actions, StepState, run_actions
-from graphplan_runtime.flight import Flight, Shapes
-from graphplan_runtime.holdings import Holdings
-from graphplan_runtime.losses import LossExchange
-from graphplan_runtime.midstream import (
-    PREFIX,
-    describe_flight,
-    restore_flight,
-    sign_plan,
-    store_flight,
-)
-from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
-from graphplan_runtime.policies import make_versions
-from graphplan_runtime.queues import Note
-from graphplan_runtime.randomness import kept_generators
-from graphplan_runtime.resolve import SENDS_KEPT, Rank
-from graphplan_runtime.scaling import LossScale
-from graphplan_runtime.snapshot import (
+from graphplan_runtime.checkpoints.snapshot import (
     check_resume,
     describe_scheduler,
     list_groups,
@@ -53,14 +35,32 @@ from graphplan_runtime.snapshot import (
     list_tensors,
     restore_updater,
 )
-from graphplan_runtime.stage import StageRunner
-from graphplan_runtime.status import Phase, Status
-from graphplan_runtime.stream import Stream
-from graphplan_runtime.transport import Transport
-from graphplan_runtime.update import Optimizers, Schedulers, Updater
-from graphplan_runtime.variants import Batch, Recapture, Variants
-from graphplan_runtime.weights import StreamVersions
-from graphplan_runtime.wiretypes import cast_dtype
+from graphplan_runtime.faults.status import Phase, Status
+from graphplan_runtime.messages.losses import LossExchange
+from graphplan_runtime.messages.queues import Note
+from graphplan_runtime.messages.transport import Transport
+from graphplan_runtime.messages.wiretypes import cast_dtype
+from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
+from graphplan_runtime.stages.capture import capture_model, check_model
+from graphplan_runtime.stages.executor import Actions, StepState, run_actions
+from graphplan_runtime.stages.randomness import kept_generators
+from graphplan_runtime.stages.resolve import SENDS_KEPT, Rank
+from graphplan_runtime.stages.stage import StageRunner
+from graphplan_runtime.stages.variants import Batch, Recapture, Variants
+from graphplan_runtime.streams.flight import Flight, Shapes
+from graphplan_runtime.streams.midstream import (
+    PREFIX,
+    describe_flight,
+    restore_flight,
+    sign_plan,
+    store_flight,
+)
+from graphplan_runtime.streams.stream import Stream
+from graphplan_runtime.updates.holdings import Holdings
+from graphplan_runtime.updates.policies import make_versions
+from graphplan_runtime.updates.scaling import LossScale
+from graphplan_runtime.updates.update import Optimizers, Schedulers, Updater
+from graphplan_runtime.updates.weights import StreamVersions
 
 
 class Pipeline:

@@ -10,8 +10,8 @@ from torch import nn
 from graphplan.errors import InvalidOption
 from graphplan.nouns.opgraph import Weight
 from graphplan.nouns.plan import Plan
-from graphplan_runtime.holdings import Holdings
-from graphplan_runtime.transport import Group
+from graphplan_runtime.messages.transport import Group
+from graphplan_runtime.updates.holdings import Holdings
 
 
 def list_pairs(plan: Plan) -> Iterable[tuple[int, int]]:

@@ -20,15 +20,15 @@ from graphplan.frontend import Captured, ModelFile
 from graphplan.frontend.example import Arguments, make_example, split_arguments
 from graphplan.frontend.withloss import WithLoss
 from graphplan_runtime.batches import Batches
-from graphplan_runtime.checkpoint import read_checkpoint, read_manifest
-from graphplan_runtime.initialize import list_weights
+from graphplan_runtime.checkpoints.checkpoint import read_checkpoint, read_manifest
+from graphplan_runtime.messages.parcels import split_batch
+from graphplan_runtime.messages.rows import find_axis
 from graphplan_runtime.options import RunOptions
-from graphplan_runtime.parcels import split_batch
 from graphplan_runtime.pipeline import Pipeline
 from graphplan_runtime.report import WholeReport
-from graphplan_runtime.rows import find_axis
+from graphplan_runtime.stages.initialize import list_weights
+from graphplan_runtime.stages.variants import count_samples
 from graphplan_runtime.train import choose_optimizer
-from graphplan_runtime.variants import count_samples
 
 FAR = 1e-3
 

@@ -17,13 +17,13 @@ from graphplan.files import write_noun
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.task import Task, parse_task
 from graphplan.nouns.timeline import Timeline
-from graphplan_runtime.board import Board
 from graphplan_runtime.clocks import measure_offset
+from graphplan_runtime.faults.board import Board
 from graphplan_runtime.measured import make_timeline
+from graphplan_runtime.messages.queues import Note
+from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.options import RunOptions
-from graphplan_runtime.queues import Note
-from graphplan_runtime.transport import Transport
-from graphplan_runtime.weights import WeightVersions
+from graphplan_runtime.updates.weights import WeightVersions
 
 NotesByStep = Mapping[int, list[Note]]
 NOTED_STEPS = 64

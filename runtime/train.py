@@ -14,15 +14,15 @@ from graphplan.frontend import Captured, ModelFile, load_model_file, trace_model
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.batches import Batches
-from graphplan_runtime.board import Board
-from graphplan_runtime.capture import check_model
-from graphplan_runtime.holdings import Holdings
-from graphplan_runtime.initialize import initialize_weights
+from graphplan_runtime.faults.board import Board
+from graphplan_runtime.faults.status import Phase, Status
 from graphplan_runtime.options import RunOptions
 from graphplan_runtime.pipeline import Pipeline
 from graphplan_runtime.report import Reporter, RunReport, collect_reports, measure_peak
-from graphplan_runtime.status import Phase, Status
-from graphplan_runtime.update import Optimizers
+from graphplan_runtime.stages.capture import check_model
+from graphplan_runtime.stages.initialize import initialize_weights
+from graphplan_runtime.updates.holdings import Holdings
+from graphplan_runtime.updates.update import Optimizers
 
 
 def train_plan(

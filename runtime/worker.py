@@ -19,13 +19,13 @@ from graphplan.cost.allocator import keep_freed_memory
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
-from graphplan_runtime.board import Board
-from graphplan_runtime.failures import Failure, describe_error, write_failure
+from graphplan_runtime.faults.board import Board
+from graphplan_runtime.faults.failures import Failure, describe_error, write_failure
+from graphplan_runtime.faults.monitor import Monitor, end_process
+from graphplan_runtime.faults.pulse import Pulse
+from graphplan_runtime.faults.status import Phase, Status
 from graphplan_runtime.launch import FOLDER
-from graphplan_runtime.monitor import Monitor, end_process
 from graphplan_runtime.options import RunOptions
-from graphplan_runtime.pulse import Pulse
-from graphplan_runtime.status import Phase, Status
 
 CAUSE_WAIT_S = 4.0
 """How long a rank that meets a consequence waits for the cause to be told."""

@@ -217,12 +217,13 @@ def run_maxload(job: Job) -> dict[str, Any]:
 
 def solve_load(job: Job, problem: Any) -> PartsAnswer:
     """The answer of one of the max-load solvers."""
-    from graphplan.partition import downset, ilp, maxload
+    from graphplan.partition import downset, ilp
+    from graphplan.partition.maxload import default
 
     options: dict[str, Any] = {"time_limit_s": job.time_limit_s, "seed": job.seed}
     if job.solver == "ilp-cbc":
         return ilp.solve_maxload(problem, backend="cbc", **options)
-    module: Any = {"auto": maxload, "downset": downset, "ilp": ilp}[job.solver]
+    module: Any = {"auto": default, "downset": downset, "ilp": ilp}[job.solver]
     answer: PartsAnswer = module.solve_maxload(problem, **options)
     return answer
 

@@ -20,10 +20,10 @@ from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
 from graphplan.partition.answer import Request
-from graphplan.partition.appraise import Appraiser
+from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.localsearch import Evaluate
+from graphplan.partition.drafts.scene import Draft
 from graphplan.partition.graph import GraphSearch
-from graphplan.partition.localsearch import Evaluate
-from graphplan.partition.scene import Draft
 from graphplan.planner.evaluate import make_confirmer, make_evaluator
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem

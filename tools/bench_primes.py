@@ -15,11 +15,11 @@ from pathlib import Path
 
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import assemble_stages
-from graphplan.partition.candidates import CandidateSearch
+from graphplan.partition.dag.work import measure_times
+from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.graph import MAX_ENRICHED, MAX_ITEMS, MAX_SETTINGS, NUM_CANDIDATES
-from graphplan.partition.work import measure_times
+from graphplan.partition.trees.candidates import CandidateSearch
 from graphplan.planner.evaluate import make_evaluator
 from tools.bench_graphpipe import parse_numbers
 from tools.bench_polish import pose_all

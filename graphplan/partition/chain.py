@@ -22,9 +22,9 @@ from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.choose import Chooser
-from graphplan.partition.intervals import Intervals
-from graphplan.partition.linear import list_problem_orders, make_blocks, weigh_flows
-from graphplan.partition.sweep import sweep_settings
+from graphplan.partition.dag.linear import list_problem_orders, make_blocks, weigh_flows
+from graphplan.partition.pipelines.intervals import Intervals
+from graphplan.partition.pipelines.sweep import sweep_settings
 
 COARSE_BLOCKS, FINE_BLOCKS, MOST_BLOCKS = 48, 128, 400
 BLOCKS_PER_STAGE = 3

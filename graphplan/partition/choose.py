@@ -12,7 +12,7 @@ from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.partition.bound import bound_step
+from graphplan.partition.bounds.bound import bound_step
 from graphplan.partition.memory import choose_recompute
 from graphplan.partition.pins import apply_pins, refuse_pins
 from graphplan.partition.remedy import explain_infeasible

@@ -16,16 +16,16 @@ from graphplan.nouns.maxload import MaxLoad, PartsAnswer
 from graphplan.nouns.problem import Problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.choose import Chooser
-from graphplan.partition.contract import contract_maxload
-from graphplan.partition.corridor import improve_chain
-from graphplan.partition.cover import Engine, Family
-from graphplan.partition.downsets import enumerate_downsets
-from graphplan.partition.family import list_all_pairs, sample_pairs
-from graphplan.partition.incumbent import find_incumbent
-from graphplan.partition.loads import bound_load, make_parts_answer
-from graphplan.partition.prove import SMALL, explain_parts, prove_optimum
-from graphplan.partition.shrink import restore_answer
-from graphplan.partition.sweep import sweep_settings
+from graphplan.partition.dag.downsets import enumerate_downsets
+from graphplan.partition.maxload.contract import contract_maxload
+from graphplan.partition.maxload.corridor import improve_chain
+from graphplan.partition.maxload.cover import Engine, Family
+from graphplan.partition.maxload.incumbent import find_incumbent
+from graphplan.partition.maxload.loads import bound_load, make_parts_answer
+from graphplan.partition.maxload.prove import SMALL, explain_parts, prove_optimum
+from graphplan.partition.maxload.shrink import restore_answer
+from graphplan.partition.pipelines.family import list_all_pairs, sample_pairs
+from graphplan.partition.pipelines.sweep import sweep_settings
 
 MAX_DOWNSETS = 400_000
 FEW_ROUNDS = 5

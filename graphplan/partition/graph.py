@@ -23,17 +23,23 @@ from graphplan.errors import InvalidOption
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer, Request
-from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.partition.candidates import Candidate, CandidateSearch
 from graphplan.partition.choose import Chooser
-from graphplan.partition.decompose import find_primes
-from graphplan.partition.finals import choose_finalists, count_rehearsals
-from graphplan.partition.localsearch import Budget, Evaluate, LocalSearch, canonical, search_around
-from graphplan.partition.polish import polish_draft
-from graphplan.partition.scene import Draft, is_legal_draft
-from graphplan.partition.seeds import ask_planners, make_draft
-from graphplan.partition.work import measure_times
+from graphplan.partition.dag.decompose import find_primes
+from graphplan.partition.dag.work import measure_times
+from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.finals import choose_finalists, count_rehearsals
+from graphplan.partition.drafts.localsearch import (
+    Budget,
+    Evaluate,
+    LocalSearch,
+    canonical,
+    search_around,
+)
+from graphplan.partition.drafts.polish import polish_draft
+from graphplan.partition.drafts.scene import Draft, is_legal_draft
+from graphplan.partition.drafts.seeds import ask_planners, make_draft
+from graphplan.partition.trees.candidates import Candidate, CandidateSearch
 
 MAX_ITEMS = 64
 """Items of a chain in the dynamic program."""

@@ -20,12 +20,12 @@ from graphplan.nouns.problem import Problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
 from graphplan.partition.choose import Chooser
-from graphplan.partition.decompose import decompose_order, find_primes
-from graphplan.partition.fold import fold_problem
-from graphplan.partition.minflight import Choice, FlightSearch
-from graphplan.partition.riders import join_riders
-from graphplan.partition.shape import Shape, build_shape
-from graphplan.partition.work import MeanTimes, measure_times
+from graphplan.partition.dag.decompose import decompose_order, find_primes
+from graphplan.partition.dag.fold import fold_problem
+from graphplan.partition.dag.work import MeanTimes, measure_times
+from graphplan.partition.trees.minflight import Choice, FlightSearch
+from graphplan.partition.trees.riders import join_riders
+from graphplan.partition.trees.shape import Shape, build_shape
 
 MAX_ITEMS = 64
 """Items of a chain."""

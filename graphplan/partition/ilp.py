@@ -18,19 +18,19 @@ from graphplan.nouns.problem import Problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
 from graphplan.partition.choose import Chooser
-from graphplan.partition.contract import contract_maxload
-from graphplan.partition.incumbent import find_incumbent
-from graphplan.partition.loads import bound_load, make_parts_answer, measure_load
-from graphplan.partition.program import (
+from graphplan.partition.maxload.contract import contract_maxload
+from graphplan.partition.maxload.incumbent import find_incumbent
+from graphplan.partition.maxload.loads import bound_load, make_parts_answer, measure_load
+from graphplan.partition.maxload.program import (
     LoadProgram,
     choose_unit,
     read_parts,
     write_ladder,
     write_program,
 )
-from graphplan.partition.prove import explain_parts
-from graphplan.partition.reduce import reduce_problem
-from graphplan.partition.shrink import Groups, restore_answer, shrink_maxload
+from graphplan.partition.maxload.prove import explain_parts
+from graphplan.partition.maxload.reduce import reduce_problem
+from graphplan.partition.maxload.shrink import Groups, restore_answer, shrink_maxload
 
 Backend = Literal["cp-sat", "cbc"]
 Parts = Sequence[Sequence[int]]

@@ -12,8 +12,8 @@ import dataclasses
 from graphplan.cost.model import CostModel
 from graphplan.errors import NoFeasiblePlan
 from graphplan.nouns.problem import Problem
-from graphplan.partition.intervals import Intervals
-from graphplan.partition.linear import make_blocks, weigh_flows
+from graphplan.partition.dag.linear import make_blocks, weigh_flows
+from graphplan.partition.pipelines.intervals import Intervals
 
 MAX_BLOCKS = 256
 MOST_TIMES_DEVICES = 64

@@ -24,8 +24,8 @@ from graphplan.nouns.problem import Floats, Problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
 from graphplan.partition.choose import Chooser
+from graphplan.partition.dag.work import measure_times
 from graphplan.partition.equal import cut_evenly
-from graphplan.partition.work import measure_times
 
 NUM_EVALUATED = 8
 """Best configurations by the formula that are evaluated in full."""

@@ -24,7 +24,7 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, Schedule
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer
-from graphplan.partition.bound import bound_step
+from graphplan.partition.bounds.bound import bound_step
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import plan_stream, predict_stream

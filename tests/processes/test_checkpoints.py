@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphplan_runtime.checkpoint import (
+from graphplan_runtime.checkpoints.checkpoint import (
     Manifest,
     find_checkpoint,
     read_checkpoint,

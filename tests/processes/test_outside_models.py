@@ -15,7 +15,7 @@ from graphplan.nouns.plan import Plan
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
 from graphplan_runtime import Pipeline
-from graphplan_runtime.initialize import list_weights
+from graphplan_runtime.stages.initialize import list_weights
 from tests.processes.crew import Crew
 from tests.processes.training import Result, read_weights
 

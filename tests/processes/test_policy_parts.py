@@ -17,7 +17,7 @@ from graphplan.frontend import trace_module
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.training import STATES_PER_PARAMETER
 from graphplan_runtime import Pipeline
-from graphplan_runtime.update import Optimizers
+from graphplan_runtime.updates.update import Optimizers
 from tests.processes.crew import Crew
 from tests.processes.models import CASES, floats, mean_square
 from tests.processes.plans import assign_stages, plan_by_hand

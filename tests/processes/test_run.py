@@ -19,7 +19,7 @@ from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.task import Transfer
 from graphplan.nouns.timeline import Timeline
-from graphplan_runtime.checkpoint import find_checkpoint, read_checkpoint, read_manifest
+from graphplan_runtime.checkpoints.checkpoint import find_checkpoint, read_checkpoint, read_manifest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SETTINGS = ("branches=2", "layers=1", "hidden=16", "heads=2", "sequence=4")

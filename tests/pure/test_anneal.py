@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphplan.nouns.maxload import MaxLoad
-from graphplan.partition.anneal import Annealer
-from graphplan.partition.cover import Chain
 from graphplan.partition.downset import solve_maxload as solve_exactly
-from graphplan.partition.incumbent import find_incumbent
-from graphplan.partition.loads import make_parts_answer, measure_load
-from graphplan.partition.maxload import solve_maxload
-from graphplan.partition.wide import improve_widely
+from graphplan.partition.maxload.anneal import Annealer
+from graphplan.partition.maxload.cover import Chain
+from graphplan.partition.maxload.default import solve_maxload
+from graphplan.partition.maxload.incumbent import find_incumbent
+from graphplan.partition.maxload.loads import make_parts_answer, measure_load
+from graphplan.partition.maxload.wide import improve_widely
 from graphplan.referee import check_parts
 from tests.pure.maxloads import brute_force, make_maxload, maxloads
 from tools.families import RECIPES, describe_gnmt, describe_nasnet, pose_load

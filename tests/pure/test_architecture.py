@@ -16,6 +16,18 @@ TORCH_ALLOWED = ("frontend/", "cost/measure", "cost/learned", "export/torch_laun
 LEVELS = {"nouns": 0, "errors": 0, "files": 0, "cost": 1, "coarsen": 2, "frontend": 2}
 LEVELS |= dict.fromkeys(PASSES, 2) | {"report": 3, "planner": 3, "export": 3, "api": 4, "cli": 4}
 
+FOLDERS = {
+    "graphplan.partition": ({"dag", "bounds"}, {"maxload", "drafts"}, {"pipelines", "trees"}),
+    "graphplan_runtime": (
+        {"faults"},
+        {"messages"},
+        {"updates"},
+        {"stages", "checkpoints"},
+        {"streams"},
+    ),
+}
+"""The folders of the two largest packages, lower ones first."""
+
 
 @cache
 def parse_file(path: Path) -> ast.Module:
@@ -60,6 +72,20 @@ def test_imports_point_one_way(path: Path) -> None:
             assert LEVELS[other] <= LEVELS[own], f"{own} imports {module}"
             assert not {own, other} <= PASSES, f"the pass {own} imports the pass {other}"
             assert not (own == "referee" and other != "nouns" and other != "errors"), module
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_folders_import_lower_ones(package: str) -> None:
+    """Inside a package, too, imports point one way."""
+    root = ROOT.parent / package.replace("graphplan_runtime", "runtime").replace(".", "/")
+    level = {name: i for i, names in enumerate(FOLDERS[package]) for name in names}
+    assert set(level) == {path.parent.name for path in root.glob("*/__init__.py")}
+    for path in root.glob("*/*.py"):
+        for module in list_imports(path):
+            other = module.removeprefix(f"{package}.").split(".")[0]
+            if module.startswith(f"{package}.") and other in level:
+                own = path.parent.name
+                assert other == own or level[other] < level[own], f"{path} imports {module}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

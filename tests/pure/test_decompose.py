@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphplan.partition.decompose import (
+from graphplan.partition.dag.decompose import (
     Leaf,
     Parallel,
     Prime,
@@ -19,8 +19,8 @@ from graphplan.partition.decompose import (
     find_primes,
     iterate_leaves,
 )
-from graphplan.partition.modules import list_bits
-from graphplan.partition.order import reduce_edges, restrict_order
+from graphplan.partition.dag.modules import list_bits
+from graphplan.partition.dag.order import reduce_edges, restrict_order
 
 Edges = list[tuple[int, int]]
 

@@ -19,17 +19,17 @@ from graphplan.nouns.problem import Problem, Save, Tie
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.partition.decompose import Parallel, decompose_order
-from graphplan.partition.fold import fold_nodes, fold_problem, set_riders_aside
-from graphplan.partition.lattice import list_down_sets
-from graphplan.partition.line import Line
-from graphplan.partition.order import reduce_edges
-from graphplan.partition.riders import join_riders
-from graphplan.partition.scene import is_legal_draft
-from graphplan.partition.seeds import make_draft
-from graphplan.partition.work import measure_times
+from graphplan.partition.dag.decompose import Parallel, decompose_order
+from graphplan.partition.dag.fold import fold_nodes, fold_problem, set_riders_aside
+from graphplan.partition.dag.order import reduce_edges
+from graphplan.partition.dag.work import measure_times
+from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.scene import is_legal_draft
+from graphplan.partition.drafts.seeds import make_draft
+from graphplan.partition.trees.lattice import list_down_sets
+from graphplan.partition.trees.line import Line
+from graphplan.partition.trees.riders import join_riders
 from graphplan.planner.evaluate import make_evaluator
 from graphplan.referee import check_stages
 from tests.pure.cuts import find_best_cut, list_cuts, make_model, make_random_problem

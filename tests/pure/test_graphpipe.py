@@ -17,12 +17,12 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.problem import Problem
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.partition.decompose import decompose_order
-from graphplan.partition.fold import fold_problem
-from graphplan.partition.inflight import count_in_flight, cover_latency, step_in_flight
-from graphplan.partition.minflight import Choice, FlightSearch
-from graphplan.partition.shape import Shape, build_shape
-from graphplan.partition.work import measure_times
+from graphplan.partition.dag.decompose import decompose_order
+from graphplan.partition.dag.fold import fold_problem
+from graphplan.partition.dag.work import measure_times
+from graphplan.partition.drafts.inflight import count_in_flight, cover_latency, step_in_flight
+from graphplan.partition.trees.minflight import Choice, FlightSearch
+from graphplan.partition.trees.shape import Shape, build_shape
 from graphplan.planner.evaluate import make_evaluator
 from graphplan.schedule.inflight import count_in_flight as count_scheduled
 from tests.pure.problems import make_cluster, make_problem_by_hand

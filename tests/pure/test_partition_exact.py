@@ -14,15 +14,16 @@ from hypothesis import given, settings
 
 from graphplan.errors import NoFeasiblePlan, SearchLimit
 from graphplan.nouns.maxload import MaxLoad, PartsAnswer
-from graphplan.partition import downset, ilp, maxload
-from graphplan.partition.contract import contract_maxload
-from graphplan.partition.corridor import improve_chain
-from graphplan.partition.cover import Family, find_chain
-from graphplan.partition.downsets import enumerate_downsets, list_members, list_prefixes
-from graphplan.partition.incumbent import find_incumbent
-from graphplan.partition.linear import list_orders, make_blocks
-from graphplan.partition.loads import bound_load, measure_load
-from graphplan.partition.shrink import shrink_maxload
+from graphplan.partition import downset, ilp
+from graphplan.partition.dag.downsets import enumerate_downsets, list_members, list_prefixes
+from graphplan.partition.dag.linear import list_orders, make_blocks
+from graphplan.partition.maxload import default
+from graphplan.partition.maxload.contract import contract_maxload
+from graphplan.partition.maxload.corridor import improve_chain
+from graphplan.partition.maxload.cover import Family, find_chain
+from graphplan.partition.maxload.incumbent import find_incumbent
+from graphplan.partition.maxload.loads import bound_load, measure_load
+from graphplan.partition.maxload.shrink import shrink_maxload
 from graphplan.referee import check_parts
 from graphplan.workloads import MaxLoadWorkload, pose_maxload, read_workload
 from tests.pure.maxloads import brute_force, make_maxload, maxloads, weigh_cut
@@ -97,7 +98,7 @@ def test_a_tensor_may_flow_against_the_edges() -> None:
 def test_too_little_memory_is_told_with_what_would_do() -> None:
     """Three ops of 4 bytes do not fit two devices of 5; three devices do."""
     problem = make_maxload([1, 1, 1], CHAIN[:2], sizes=[4, 4, 4], memory_bytes=5)
-    for solve in (downset.solve_maxload, ilp.solve_maxload, maxload.solve_maxload):
+    for solve in (downset.solve_maxload, ilp.solve_maxload, default.solve_maxload):
         with pytest.raises(NoFeasiblePlan, match="Use 3 devices or more"):
             solve(problem)
     with pytest.raises(NoFeasiblePlan, match="'op1' needs 9 bytes, a device has 5"):
@@ -163,7 +164,7 @@ def test_two_integer_solvers_agree(problem: MaxLoad) -> None:
 @given(maxloads())
 def test_the_default_finds_the_optimum_of_small_problems(problem: MaxLoad) -> None:
     """`auto` equals trying every cut."""
-    answer = solve_or_none(maxload.solve_maxload, problem)
+    answer = solve_or_none(default.solve_maxload, problem)
     assert_optimal(problem, answer, brute_force(problem))
 
 
@@ -311,7 +312,7 @@ def test_wide_graphs_are_improved_without_listing_their_down_sets() -> None:
     rng = random.Random(1)
     edges = [(3 * b + i, 3 * b + i + 1) for b in range(20) for i in range(2)]
     problem = make_maxload([rng.uniform(1, 3) for _ in range(60)], edges, num_parts=4)
-    answer = maxload.solve_maxload(problem, time_limit_s=1.5)
+    answer = default.solve_maxload(problem, time_limit_s=1.5)
     assert check_parts(problem, answer).is_legal
     assert answer.bound_s <= answer.value_s <= 1.02 * problem.seconds / 4
 
@@ -340,7 +341,7 @@ def test_published_optima_are_found_and_proven(path: Path) -> None:
     workload = read_workload(path)
     assert isinstance(workload, MaxLoadWorkload)
     problem = pose_maxload(workload, 4)
-    answer = maxload.solve_maxload(problem, time_limit_s=60)
+    answer = default.solve_maxload(problem, time_limit_s=60)
     assert answer.proven
     assert answer.value_s == pytest.approx(workload.optimum_s_by_devices["4"], rel=1e-6)
     assert check_parts(problem, answer).is_legal

@@ -23,13 +23,13 @@ from graphplan.nouns.stages import StageGraph
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.partition.bound import bound_step
+from graphplan.partition.bounds.bound import bound_step
 from graphplan.partition.equal import cut_evenly
-from graphplan.partition.family import list_all_pairs, sample_pairs
-from graphplan.partition.grid import Grid, list_grids
-from graphplan.partition.intervals import Intervals
-from graphplan.partition.pipeline import CutTables, StageList, StageTables, cut_pipeline
-from graphplan.partition.reduce import reduce_problem
+from graphplan.partition.maxload.reduce import reduce_problem
+from graphplan.partition.pipelines.family import list_all_pairs, sample_pairs
+from graphplan.partition.pipelines.grid import Grid, list_grids
+from graphplan.partition.pipelines.intervals import Intervals
+from graphplan.partition.pipelines.pipeline import CutTables, StageList, StageTables, cut_pipeline
 from graphplan.partition.remedy import explain_infeasible
 from graphplan.planner.evaluate import make_evaluator
 from graphplan.referee import check_stages

@@ -11,13 +11,13 @@ import pytest
 from graphplan.cost.model import CostModel
 from graphplan.errors import CutError
 from graphplan.nouns.problem import Problem
-from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.partition.polish import polish_draft
-from graphplan.partition.retouch import sort_draft
-from graphplan.partition.scene import Draft, is_legal_draft
-from graphplan.partition.window import open_window
-from graphplan.partition.work import measure_times
+from graphplan.partition.dag.work import measure_times
+from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.polish import polish_draft
+from graphplan.partition.drafts.retouch import sort_draft
+from graphplan.partition.drafts.scene import Draft, is_legal_draft
+from graphplan.partition.drafts.window import open_window
 from graphplan.planner.evaluate import make_evaluator
 from graphplan.referee import check_stages
 from tests.pure.cuts import make_model, make_random_problem

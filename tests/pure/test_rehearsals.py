@@ -14,11 +14,11 @@ from graphplan.nouns.cluster import Cluster, Link
 from graphplan.nouns.problem import Problem
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.partition.appraise import Appraiser
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.partition.bound import bound_step
-from graphplan.partition.finals import choose_finalists, count_rehearsals
-from graphplan.partition.seeds import make_draft
+from graphplan.partition.bounds.bound import bound_step
+from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.finals import choose_finalists, count_rehearsals
+from graphplan.partition.drafts.seeds import make_draft
 from graphplan.planner.collect import schedule_stages
 from graphplan.planner.evaluate import (
     MAX_REHEARSED_TASKS,

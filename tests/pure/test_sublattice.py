@@ -11,14 +11,14 @@ from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
 from graphplan.partition import solve_problem
 from graphplan.partition.answer import Answer, Request
-from graphplan.partition.appraise import Appraiser
-from graphplan.partition.candidates import CandidateSearch
-from graphplan.partition.downsets import enumerate_downsets
-from graphplan.partition.lattice import list_down_sets
-from graphplan.partition.line import Line
-from graphplan.partition.shape import MAX_CUTS, Shape, enrich_shape
-from graphplan.partition.sublattice import MAX_ADDED, choose_cuts
-from graphplan.partition.work import measure_times
+from graphplan.partition.dag.downsets import enumerate_downsets
+from graphplan.partition.dag.work import measure_times
+from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.trees.candidates import CandidateSearch
+from graphplan.partition.trees.lattice import list_down_sets
+from graphplan.partition.trees.line import Line
+from graphplan.partition.trees.shape import MAX_CUTS, Shape, enrich_shape
+from graphplan.partition.trees.sublattice import MAX_ADDED, choose_cuts
 from graphplan.planner.evaluate import make_evaluator
 from graphplan.referee import check_stages
 from tests.pure.cuts import make_model

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from graphplan.nouns.task import Task
-from graphplan_runtime.course import Course
-from graphplan_runtime.walks import Join, Meet, Move, Walk
+from graphplan_runtime.streams.course import Course
+from graphplan_runtime.streams.walks import Join, Meet, Move, Walk
 from tests.processes.training import Setup, capture_case, plan_case
 
 NUM_BATCHES = 6

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphplan.frontend import ModelFile, load_model_file
-from graphplan_runtime.initialize import initialize_weights, list_weights
+from graphplan_runtime.stages.initialize import initialize_weights, list_weights
 
 SOURCE = """
 import torch

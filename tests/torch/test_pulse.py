@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from graphplan_runtime.pulse import Pulse
+from graphplan_runtime.faults.pulse import Pulse
 
 SPIN = "while True: pass"
 NEST = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"

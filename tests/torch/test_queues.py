@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from graphplan.nouns.task import Task
-from graphplan_runtime.buffers import LEAST_BYTES, Buffers
-from graphplan_runtime.deliveries import Delivery, Mailbox, Slot, Window
-from graphplan_runtime.letters import Letters
-from graphplan_runtime.queues import AcceleratorQueues, HostQueues, find_queues
-from graphplan_runtime.transport import Transport
+from graphplan_runtime.messages.buffers import LEAST_BYTES, Buffers
+from graphplan_runtime.messages.deliveries import Delivery, Mailbox, Slot, Window
+from graphplan_runtime.messages.letters import Letters
+from graphplan_runtime.messages.queues import AcceleratorQueues, HostQueues, find_queues
+from graphplan_runtime.messages.transport import Transport
 from tests.torch.lazy_device import LazyDevice, LazyQueue, LazyWire
 
 SEEDS = range(20)

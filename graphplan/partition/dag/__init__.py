@@ -1,0 +1,1 @@
+"""The shape of a DAG: orders, down-sets, folding and decomposition, whatever the costs."""

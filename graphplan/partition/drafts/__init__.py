@@ -1,0 +1,1 @@
+"""Drafts: plans in the making, appraised, moved about and polished by the `graph` planner."""

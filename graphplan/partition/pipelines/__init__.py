@@ -1,0 +1,1 @@
+"""Pipelines of stages that follow one another, for planners that go by the slowest stage."""

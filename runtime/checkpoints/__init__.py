@@ -1,0 +1,1 @@
+"""Checkpoints: what they store, and how it is read and written."""

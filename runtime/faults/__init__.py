@@ -1,0 +1,1 @@
+"""Faults: how a failed, hanging or vanished rank is seen, and how its cause is told."""

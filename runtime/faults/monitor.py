@@ -1,0 +1,217 @@
+"""Monitor: a thread that ends this process when its own rank or another one has failed.
+
+Every half second it gives a sign of life, and looks for a failure on the board. It puts one up
+itself when its own rank makes no progress in a task; rank 0 also watches the signs of life of all
+ranks, and whether all of them wait for each other; the others watch rank 0's. The main thread may
+hang in a wait or in a kernel, so that the process is ended without asking it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from graphplan.nouns.task import Instruction
+from graphplan_runtime.faults.board import Board
+from graphplan_runtime.faults.failures import Failure, Kind
+from graphplan_runtime.faults.pulse import Pulse
+from graphplan_runtime.faults.status import Phase, Place, Status
+
+PERIOD_S = 0.5
+FIRST_STEP_FACTOR = 6
+"""The first step may take longer: kernels are chosen, memory is fetched for the first time."""
+SLOWEST_FACTOR = 10
+"""A task may take so many times longer than the slowest so far before it counts as hanging."""
+
+End = Callable[[Failure], None]
+
+
+class Monitor:
+    """`hang_s` is how long a task may go on without progress, at least.
+
+    Where all work of a task is work of the host, `pulse` tells a slow task from one that hangs.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        status: Status,
+        *,
+        rank: int,
+        lines: Sequence[Sequence[Instruction]],
+        hang_s: float,
+        end: End,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.board = board
+        self.status = status
+        self.rank = rank
+        self.lines = lines
+        self.hang_s = hang_s
+        self.end = end
+        self.pulse = pulse
+        self._seen: dict[int, tuple[object, float]] = {}
+        """By rank: its last sign of life and when it changed."""
+        self._since = time.monotonic()
+        self._place = status.read()
+        self._slowest_s = 0.0
+        self._main = threading.main_thread().ident
+        self._stopped = threading.Event()
+        self._last_round = time.monotonic()
+        self._parent = os.getppid()
+        self._threads = [
+            threading.Thread(target=self._watch, name="monitor", daemon=True),
+            threading.Thread(target=self._watch_watcher, name="monitor-watch", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to watch."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """The run has ended well."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(timeout=2)
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        beat = 0
+        while not self._stopped.wait(PERIOD_S):
+            beat += 1
+            try:
+                self.board.post_place(self.rank, self.status.read(), beat)
+                failure = self.board.read_failure() or self._look()
+                if failure is not None:
+                    failure = self.board.post_failure(failure)
+            except Exception as error:
+                if self._stopped.is_set():
+                    return
+                failure = self._lose_store(f"{type(error).__name__}: {error}".split("\n")[0])
+            if failure is not None:
+                self.end(failure)
+                return
+            self._last_round = time.monotonic()
+
+    def _watch_watcher(self) -> None:
+        """Calls of the store can block for long when a link is cut."""
+        while not self._stopped.wait(PERIOD_S):
+            if os.getppid() != self._parent:
+                end_process(1)  # The launcher was killed: nobody is left to report to.
+            if time.monotonic() - self._last_round > self.hang_s:
+                self.end(self._lose_store("no answer"))
+                return
+
+    def _look(self) -> Failure | None:
+        """What is wrong, if anything."""
+        own = self._look_at_self()
+        if own is not None:
+            return own
+        others = [r for r in range(len(self.lines)) if r != self.rank] if self.rank == 0 else [0]
+        places = self.board.read_places([r for r in others if r != self.rank])
+        return self._look_for_silence(places) or self._look_for_deadlock(places)
+
+    def _look_at_self(self) -> Failure | None:
+        now, place = time.monotonic(), self.status.read()
+        waited = now - self._since
+        quiet = min(waited, self.pulse.feel()) if self.pulse is not None else 0.0
+        if place != self._place:
+            if self._place.phase == Phase.TRAINING and not self._place.is_waiting:
+                self._slowest_s = max(self._slowest_s, waited)
+            self._place, self._since = place, now
+            return None
+        if place.phase != Phase.TRAINING or place.is_waiting:
+            return None
+        if quiet < self.hang_s and waited < self._limit(place):
+            return None
+        return self._fail(
+            self.rank,
+            place,
+            f"no progress for {waited:.0f} s",
+            "Its stack follows; a task that is really this slow needs a larger --hang-timeout.",
+            trace=self._stack(),
+        )
+
+    def _limit(self, place: Place) -> float:
+        factor = FIRST_STEP_FACTOR if place.step == 0 else 1
+        return max(self.hang_s * factor, SLOWEST_FACTOR * self._slowest_s)
+
+    def _look_for_silence(self, places: dict[int, tuple[Place, int]]) -> Failure | None:
+        now = time.monotonic()
+        for rank, (place, beat) in places.items():
+            if self._seen.get(rank, (None, 0.0))[0] != (place, beat):
+                self._seen[rank] = ((place, beat), now)
+            silent = now - self._seen[rank][1]
+            if silent > self.hang_s and place.phase != Phase.ENDING:
+                return self._fail(
+                    rank,
+                    place,
+                    f"no sign of life for {silent:.0f} s: the process is stopped, or its host or"
+                    " network is gone",
+                    "Look at the host of this rank.",
+                )
+        return None
+
+    def _look_for_deadlock(self, places: dict[int, tuple[Place, int]]) -> Failure | None:
+        """Rank 0 sees whether everybody waits."""
+        waited = time.monotonic() - self._since
+        everybody = {self.rank: self._place, **{r: place for r, (place, _) in places.items()}}
+        if self.rank != 0 or waited < self._limit(self._place) + 2 * PERIOD_S:
+            return None
+        training = [place for place in everybody.values() if place.phase == Phase.TRAINING]
+        if len(training) < len(self.lines) or not all(p.is_waiting for p in training):
+            return None
+        text = "; ".join(f"rank {r}: {p.describe(self.lines[r])}" for r, p in everybody.items())
+        return self._fail(
+            self.rank,
+            self._place,
+            f"all ranks wait for each other for {waited:.0f} s ({text})",
+            "Check the plan with `graphplan check`, and the network between the hosts.",
+        )
+
+    def _lose_store(self, why: str) -> Failure:
+        return self._fail(
+            self.rank,
+            self.status.read(),
+            f"lost contact with the store of the run, on the host of rank 0 ({why})",
+            "Look at the host of rank 0 and at the network between the hosts.",
+            kind="cut",
+        )
+
+    def _fail(
+        self,
+        rank: int,
+        place: Place,
+        message: str,
+        remedy: str,
+        *,
+        trace: str = "",
+        kind: Kind = "hang",
+    ) -> Failure:
+        return Failure(
+            rank=rank,
+            kind=kind,
+            place=place.describe(self.lines[rank]),
+            message=message,
+            remedy=remedy,
+            trace=trace,
+            time_s=time.time(),
+        )
+
+    def _stack(self) -> str:
+        """Where the main thread is."""
+        frame = sys._current_frames().get(self._main or 0)
+        return "".join(traceback.format_stack(frame)) if frame else ""
+
+
+def end_process(code: int) -> None:
+    """End at once; the main thread may be in a wait that never returns."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

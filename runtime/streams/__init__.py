@@ -1,0 +1,1 @@
+"""Streams: batches that follow one another without a drain between them."""
