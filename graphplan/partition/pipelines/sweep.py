@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from graphplan.nouns.problem import Problem
 from graphplan.partition.assemble import Part
@@ -20,51 +21,94 @@ from graphplan.partition.pipelines.pipeline import (
 
 NUM_REFINED = 3
 """Settings that are searched again with the fine tables."""
+FAR = 2.0
+"""How many times the best step the neighbours of a setting may take for it to be tried."""
 TOLERANCE = 0.004
 """Relative width at which the bisection of the bottleneck stops."""
 RELAXED = (1.1, 1.25, 1.5, 2.0)
 """Larger targets that are offered too: shallower pipelines fill and drain faster."""
 
-Setting = tuple[Grid, int]
-"""How devices are handed out, and the micro-batch size."""
+Position = tuple[int, int]
+"""Positions of a setting among the grids and the micro-batch sizes."""
+
+
+class Setting(NamedTuple):
+    """How devices are handed out, the micro-batch size, and a guess of the step's seconds."""
+
+    grid: Grid
+    size: int
+    guess_s: float
 
 
 def sweep_settings(chooser: Chooser, coarse: CutTables, fine: Sequence[CutTables]) -> None:
     """Offer the best pipelines of every setting by coarse tables, of the best few by fine ones."""
     settings = list_settings(chooser.problem)
     stages = StageList(coarse)
-    ranked = sorted(
-        ((_offer_cuts(chooser, stages, setting), i) for i, setting in enumerate(settings))
-    )
+    found: dict[Position, float] = {}
+    while (position := pick_next(settings, found)) is not None and not chooser.is_late():
+        found[position] = _offer_cuts(chooser, stages, settings[position])
+    ranked = sorted(found, key=lambda position: found[position])
     for tables in fine:
         stages = StageList(tables)
-        for _, i in ranked[:NUM_REFINED]:
-            _offer_cuts(chooser, stages, settings[i])
+        for position in ranked[:NUM_REFINED]:
+            _offer_cuts(chooser, stages, settings[position])
 
 
-def list_settings(problem: Problem) -> list[Setting]:
-    """Micro-batch sizes and grids, the most promising first: little work, and a quick start."""
+def list_settings(problem: Problem) -> dict[Position, Setting]:
+    """Micro-batch sizes and grids that have any stages."""
     whole = StageList(Intervals(problem, [tuple(range(problem.num_nodes))]))
-    found = []
+    found: dict[Position, Setting] = {}
     for g, grid in enumerate(list_grids(problem.cluster)):
-        for size in problem.micro_batch_sizes:
+        for s, size in enumerate(problem.micro_batch_sizes):
             tables = StageTables(whole, grid, size)
             if tables.widths:
                 # A pipeline half as deep as it could be fills while so many micro-batches pass.
-                step_s = (tables.count + grid.num_units / 2) * tables.least_bottleneck()
-                found.append((step_s, g, size, grid))
-    return [(grid, size) for _, _, size, grid in sorted(found, key=lambda each: each[:3])]
+                guess_s = (tables.count + grid.num_units / 2) * tables.least_bottleneck()
+                found[g, s] = Setting(grid, size, guess_s)
+    return found
+
+
+def pick_next(
+    settings: Mapping[Position, Setting], found: Mapping[Position, float]
+) -> Position | None:
+    """The setting to try next: the best guess of every grid, then always a neighbour of the best
+    that was found, since step times rise away from the best size; None when all are tried or far.
+
+    Guesses know nothing of transfers: where these are long, they may be far off.
+    """
+    untried = [position for position in settings if position not in found]
+
+    def guess(position: Position) -> tuple[float, Position]:
+        return settings[position].guess_s, position
+
+    tried_grids = {g for g, _ in found}
+    first = [position for position in untried if position[0] not in tried_grids]
+    if first:
+        return min(first, key=guess)
+    far_s = FAR * min(found.values(), default=math.inf)
+    for g, s in sorted(found, key=lambda position: (found[position], position)):
+        if found[g, s] > far_s:
+            return None
+        near = [
+            position for position in untried if abs(position[0] - g) + abs(position[1] - s) == 1
+        ]
+        if near:
+            return min(near, key=guess)
+    return min(untried, key=guess, default=None)
 
 
 def _offer_cuts(chooser: Chooser, stages: StageList, setting: Setting) -> float:
     """Offer all pipelines on the way to the smallest bottleneck; the best evaluated step time."""
-    grid, size = setting
     best_s = math.inf
     if chooser.is_late():
         return best_s
-    for cut in _list_cuts(StageTables(stages, grid, size)):
+    for cut in _list_cuts(StageTables(stages, setting.grid, setting.size)):
         parts = [
-            Part(nodes=stages.cuts.nodes_of(first, last), devices=devices, micro_batch_size=size)
+            Part(
+                nodes=stages.cuts.nodes_of(first, last),
+                devices=devices,
+                micro_batch_size=setting.size,
+            )
             for first, last, devices in cut.stages
         ]
         best_s = min(best_s, chooser.offer(parts))
