@@ -76,6 +76,11 @@ class Chooser:
         bound_s = self.bound.step_s
         return bound_s * (1 - 1e-9) <= self.step_s <= bound_s * (1 + gap)
 
+    def is_hopeless(self, least_s: float) -> bool:
+        """Whether a step that takes at least so long is no alternative to the best either; never
+        where evaluations tell something else than the step time, which none could confirm."""
+        return self.request.confirm is not None and least_s > self.step_s * (1 + NEARLY)
+
     @contextlib.contextmanager
     def keep_best(self) -> Iterator[None]:
         """An interrupt inside ends the search; what was found so far is the answer."""

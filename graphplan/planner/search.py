@@ -4,7 +4,8 @@
             -> simulate -> referee -> Plan
 
 Solvers see the fast evaluation; the plan and its baselines carry simulated times. All use the same
-cost model. The time limit is shared: most of it for the solver, the rest for the schedule.
+cost model. The time limit is shared by the clock: the baselines first, then the solver until a
+certain share of it has passed, then the schedules.
 """
 
 from __future__ import annotations
@@ -39,15 +40,34 @@ BASELINES: dict[str, tuple[str, ...]] = {
 SEQUENTIAL = "sequential"
 """The baseline whose stages run one after another: the linear planners asked again under that
 rule. No plan of ours can be it, as a plan runs with its true dependencies only."""
-SOLVER_SHARE, LINEAR_SHARE, SEQUENTIAL_SHARE = 0.5, 0.15, 0.08
+SOLVER_SHARE, LINEAR_SHARE, SEQUENTIAL_SHARE = 0.5, 0.18, 0.08
 """Shares of the time limit: the solver, the linear planners, and these once more in one line."""
 SCHEDULE_SHARE, BASELINE_SHARE = 0.1, 0.02
 """For the schedules of the plan and its alternatives, and for that of each baseline."""
+SOLVED_UNTIL, SCHEDULED_UNTIL, COMPARED_UNTIL = 0.7, 0.83, 0.95
+"""Shares of the time limit after which solver, schedules and baselines should have ended; what one
+part leaves, the next may use."""
 OFFER_SHARE = 0.02
 """For the order of each asynchronous policy that a plan is compared with."""
 OFFERS_SHARE, OFFER_PASSES = 0.1, 50
 """What all of these may take, and about how many passes over all tasks they are: batches of very
 many micro-batches, which have little to gain, are not compared."""
+
+
+class Clock:
+    """The time limit of a search, handed out to its parts."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s, self._started_s = limit_s, time.perf_counter()
+
+    def share_until(self, end: float, *, least: float = 0.0, most: float = 1.0) -> float:
+        """The share of the limit that is left until a share of it has passed."""
+        passed_s = time.perf_counter() - self._started_s
+        return max(least, min(most, end - passed_s / self.limit_s)) if self.limit_s else least
+
+    def seconds_until(self, end: float, *, most: float = 1.0) -> float:
+        """The same in seconds."""
+        return self.limit_s * self.share_until(end, most=most)
 
 
 def search_plan(
@@ -60,6 +80,7 @@ def search_plan(
 ) -> Plan:
     """The best plan that the chosen planner finds; costs are estimated unless tables are given."""
     options = options or SearchOptions()
+    clock = Clock(options.time_limit_s)
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
     # Rivals flush, as who does without our policy would.
     flushing = options if options.policy == "flush" else options.with_policy("flush")
@@ -67,20 +88,21 @@ def search_plan(
     known: dict[str, Answer] = {}
     if options.baselines:
         asked = make_request(cost, flushing, share=LINEAR_SHARE)
-        rivals = _solve_baselines(cost, flushing, asked, BASELINES)
+        rivals = _solve_baselines(cost, flushing, asked, BASELINES, clock)
         known = asked.known if flushing is options else {}
-    request = make_request(cost, options, progress=progress, known=known)
+    share = clock.share_until(SOLVED_UNTIL, least=SOLVER_SHARE / 2)
+    request = make_request(cost, options, progress=progress, known=known, share=share)
     answer = solve_problem(cost.problem, options.planner, request)
-    answer, ready = schedule_best(
-        cost, answer, options, time_limit_s=SCHEDULE_SHARE * options.time_limit_s
-    )
+    limit_s = clock.seconds_until(SCHEDULED_UNTIL, most=SCHEDULE_SHARE)
+    answer, ready = schedule_best(cost, answer, options, time_limit_s=limit_s)
     if options.baselines and not answer.interrupted:
-        rivals = _add_sequential(cost, flushing, rivals)
+        rivals = _add_sequential(cost, flushing, rivals, clock)
     if options.planner == "auto" and options.objective == "throughput" and flushing is options:
         plans = [found for name, found in rivals.items() if name != SEQUENTIAL]
         answer, ready = min([(answer, ready), *plans], key=lambda each: each[1].prediction.step_s)
     offers: tuple[PolicyOffer, ...] = ()
-    quick = OFFER_PASSES * measure_pass(ready.priced) <= OFFERS_SHARE * options.time_limit_s
+    left_s = clock.seconds_until(1.0, most=OFFERS_SHARE)
+    quick = OFFER_PASSES * measure_pass(ready.priced) <= left_s
     if ready.policy.name == "flush" and quick and not answer.interrupted:
         limit_s = OFFER_SHARE * options.time_limit_s
         offers = offer_policies(cost, answer.stages, options, time_limit_s=limit_s)
@@ -98,15 +120,22 @@ def search_plan(
 
 
 def _add_sequential(
-    cost: CostModel, options: SearchOptions, rivals: Mapping[str, tuple[Answer, Scheduled]]
+    cost: CostModel,
+    options: SearchOptions,
+    rivals: Mapping[str, tuple[Answer, Scheduled]],
+    clock: Clock,
 ) -> dict[str, tuple[Answer, Scheduled]]:
     """The rivals with the sequential baseline, whose stages are a linear cut too."""
-    request = make_request(cost, options, sequential=True, share=SEQUENTIAL_SHARE)
-    found = _solve_baselines(cost, options, request, {SEQUENTIAL: BASELINES["linear"]})
+    share = clock.share_until(COMPARED_UNTIL, most=SEQUENTIAL_SHARE)
+    request = make_request(cost, options, sequential=True, share=share)
+    answers = [answer for name, (answer, _) in rivals.items() if name == "linear"]
+    found = _solve_baselines(
+        cost, options, request, {SEQUENTIAL: BASELINES["linear"]}, clock, also=answers
+    )
     if SEQUENTIAL not in found:
         return dict(rivals)
     answer = found[SEQUENTIAL][0]
-    limit_s = BASELINE_SHARE * options.time_limit_s
+    limit_s = clock.seconds_until(1.0, most=BASELINE_SHARE)
     freed = schedule_stages(cost, answer.stages, options, time_limit_s=limit_s)
     linear = min(
         [(answer, freed), *(rivals[name] for name in ("linear",) if name in rivals)],
@@ -120,22 +149,25 @@ def schedule_best(
 ) -> tuple[Answer, Scheduled]:
     """The answer or an alternative of it, whichever simulates best under its own best schedule.
 
-    Half of the time is for all of them alike, as many as it allows and two at least; half for the
-    two that look best then.
+    Half of the time is for all of them alike, as many as it allows and two at least; what is left
+    is for the two that look best then.
     """
     graphs = [answer.stages]
     if options.objective == "throughput":
         graphs += answer.alternatives
-    started_s = time.perf_counter()
+    clock = Clock(time_limit_s)
     ready: list[Scheduled] = []
     for stages in graphs:
-        if len(ready) >= 2 and time.perf_counter() - started_s > time_limit_s / 2:
+        if len(ready) >= 2 and not clock.seconds_until(0.5):
             break
         limit_s = time_limit_s / 2 / len(graphs)
         ready.append(schedule_stages(cost, stages, options, time_limit_s=limit_s))
     ranked = sorted(range(len(ready)), key=lambda i: ready[i].prediction.step_s)
     for i in ranked[:2]:
-        again = schedule_stages(cost, graphs[i], options, time_limit_s=time_limit_s / 4)
+        limit_s = clock.seconds_until(1.0, most=0.25)
+        if not limit_s:
+            break
+        again = schedule_stages(cost, graphs[i], options, time_limit_s=limit_s)
         ready[i] = min(ready[i], again, key=lambda each: each.prediction.step_s)
     best = min(ranked[:2], key=lambda i: ready[i].prediction.step_s)
     return msgspec.structs.replace(answer, stages=graphs[best], alternatives=()), ready[best]
@@ -168,24 +200,32 @@ def _solve_baselines(
     options: SearchOptions,
     request: Request,
     planners_by_name: Mapping[str, Sequence[str]],
+    clock: Clock,
+    *,
+    also: Sequence[Answer] = (),
 ) -> dict[str, tuple[Answer, Scheduled]]:
-    """The plans that ours is compared with, scheduled and simulated; those that fit."""
-    limit_s = BASELINE_SHARE * options.time_limit_s
+    """The plans that ours is compared with, scheduled and simulated; those that fit.
+
+    `also` are answers to another request, which compete by what this one says of them.
+    """
     found: dict[str, tuple[Answer, Scheduled]] = {}
     for name, planners in planners_by_name.items():
-        answers = []
+        answers = [
+            msgspec.structs.replace(answer, step_s=request.evaluate(answer.stages))
+            for answer in also
+        ]
         for planner in planners:
             with suppress(NoFeasiblePlan, SearchLimit):
                 answers.append(solve_problem(cost.problem, planner, request))
         best = min(answers, key=lambda answer: answer.step_s, default=None)
-        if best is None:
+        if best is None or best.step_s == float("inf"):
             continue
         with suppress(NoFeasiblePlan, SearchLimit):
             ready = schedule_stages(
                 cost,
                 best.stages,
                 options,
-                time_limit_s=limit_s,
+                time_limit_s=clock.seconds_until(1.0, most=BASELINE_SHARE),
                 sequential=name == SEQUENTIAL,
             )
             found[name] = (best, ready)

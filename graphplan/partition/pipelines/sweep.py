@@ -23,8 +23,9 @@ NUM_REFINED = 3
 """Settings that are searched again with the fine tables."""
 FAR = 2.0
 """How many times the best step the neighbours of a setting may take for it to be tried."""
-TOLERANCE = 0.004
-"""Relative width at which the bisection of the bottleneck stops."""
+ROUGH, CLOSE = 0.05, 0.004
+"""Relative width at which the bisection of the bottleneck stops: to compare settings, and for the
+best of them."""
 RELAXED = (1.1, 1.25, 1.5, 2.0)
 """Larger targets that are offered too: shallower pipelines fill and drain faster."""
 
@@ -41,17 +42,16 @@ class Setting(NamedTuple):
 
 
 def sweep_settings(chooser: Chooser, coarse: CutTables, fine: Sequence[CutTables]) -> None:
-    """Offer the best pipelines of every setting by coarse tables, of the best few by fine ones."""
+    """Offer good pipelines of every setting by coarse tables, the best of a few by all tables."""
     settings = list_settings(chooser.problem)
     stages = StageList(coarse)
     found: dict[Position, float] = {}
     while (position := pick_next(settings, found)) is not None and not chooser.is_late():
-        found[position] = _offer_cuts(chooser, stages, settings[position])
+        found[position] = _offer_cuts(chooser, stages, settings[position], ROUGH)
     ranked = sorted(found, key=lambda position: found[position])
-    for tables in fine:
-        stages = StageList(tables)
+    for tables in (stages, *map(StageList, fine)):
         for position in ranked[:NUM_REFINED]:
-            _offer_cuts(chooser, stages, settings[position])
+            _offer_cuts(chooser, tables, settings[position], CLOSE)
 
 
 def list_settings(problem: Problem) -> dict[Position, Setting]:
@@ -97,12 +97,18 @@ def pick_next(
     return min(untried, key=guess, default=None)
 
 
-def _offer_cuts(chooser: Chooser, stages: StageList, setting: Setting) -> float:
-    """Offer all pipelines on the way to the smallest bottleneck; the best evaluated step time."""
+def _offer_cuts(chooser: Chooser, stages: StageList, setting: Setting, tolerance: float) -> float:
+    """Offer pipelines on the way to the smallest bottleneck; the least step time, of those that
+    are hopeless the time of their slowest stage."""
     best_s = math.inf
     if chooser.is_late():
         return best_s
-    for cut in _list_cuts(StageTables(stages, setting.grid, setting.size)):
+    tables = StageTables(stages, setting.grid, setting.size)
+    for cut in _list_cuts(tables, tolerance):
+        least_s = tables.count * cut.bottleneck_s
+        if chooser.is_hopeless(least_s):
+            best_s = min(best_s, least_s)
+            continue
         parts = [
             Part(
                 nodes=stages.cuts.nodes_of(first, last),
@@ -117,14 +123,14 @@ def _offer_cuts(chooser: Chooser, stages: StageList, setting: Setting) -> float:
     return best_s
 
 
-def _list_cuts(tables: StageTables) -> Iterator[Cut]:
+def _list_cuts(tables: StageTables, tolerance: float) -> Iterator[Cut]:
     """Pipelines with smaller and smaller bottlenecks, then a few shallower ones."""
     cut = cut_pipeline(tables, math.inf)
     low_s = tables.least_bottleneck()
     while cut is not None:
         yield cut
         high_s, cut = cut.bottleneck_s, None
-        while cut is None and high_s - low_s > TOLERANCE * high_s:
+        while cut is None and high_s - low_s > tolerance * high_s:
             middle_s = (low_s + high_s) / 2
             cut = cut_pipeline(tables, middle_s)
             if cut is None:
