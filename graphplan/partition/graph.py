@@ -10,7 +10,8 @@
 5. The best are rehearsed with the orders that the schedule may choose, and the search climbs on by
    what the rehearsals say (finals.py).
 
-What it spends is counted, not timed: the time limit only ends searches that would go on.
+What it spends is counted, not timed: more for longer time limits, which else only end searches
+that would go on.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ DONE_GAP = 0.001
 """Distance from the lower bound at which a search ends."""
 PROPOSED_UNTIL, ASKED_UNTIL, IMPROVED_UNTIL = 0.3, 0.42, 0.7
 """Shares of the time limit at which the first three phases end if they did not end before."""
-APPRAISING_S, EVALUATING_S = 1.0, 0.7
-"""About what the local search may take, on a computer of 2024."""
+APPRAISING_S, EVALUATING_S, REHEARSING_S = 1.0, 0.7, 1.5
+"""About what the local search and the rehearsals may take on a computer of 2024, with a time limit
+of `USUAL_S` or less; more in proportion with longer ones."""
+USUAL_S = 5.0
 
 
 def solve(problem: Problem, request: Request) -> Answer:
@@ -86,6 +89,7 @@ class GraphSearch:
         self.judged: dict[Draft, float] = {}
         self.until = PROPOSED_UNTIL
         """Share of the time at which the present phase ends."""
+        self.effort = max(1.0, request.time_limit_s / USUAL_S)
         self.note = ""
 
     def run(self) -> None:
@@ -111,7 +115,9 @@ class GraphSearch:
     def _count_rehearsals(self) -> int:
         if self.request.rehearse is None or self.chooser.best is None:
             return 0
-        return count_rehearsals(self.chooser.best, self.problem.training.batch_size)
+        seconds = REHEARSING_S * self.effort
+        batch_size = self.problem.training.batch_size
+        return count_rehearsals(self.chooser.best, batch_size, seconds=seconds)
 
     def evaluate(self, draft: Draft) -> float:
         """Step seconds of a draft, remembered."""
@@ -236,9 +242,10 @@ class GraphSearch:
         appraisal_s = 2e-6 * len(self.problem.flows) + 2e-5 * num_parts + 8e-5
         evaluation_s = 1e-5 * len(self.problem.flows) + 4e-4 * num_parts + 1e-3
         size = self.problem.num_nodes + len(self.problem.cluster.devices)
-        appraising_s = APPRAISING_S + (EVALUATING_S if judged else 0.0)
+        appraising_s = self.effort * (APPRAISING_S + (EVALUATING_S if judged else 0.0))
+        evaluating_s = self.effort * EVALUATING_S
         num_appraisals = min(500 * size, max(60, int(appraising_s / appraisal_s)))
-        num_evaluations = min(60 * size, max(12, int(EVALUATING_S / evaluation_s)))
+        num_evaluations = min(60 * size, max(12, int(evaluating_s / evaluation_s)))
         return Budget(num_appraisals, num_appraisals if judged else num_evaluations)
 
 

@@ -79,7 +79,11 @@ class StageTerms:
 def bound_schedule(priced: PricedStages, *, allow_split: bool = True) -> LowerBound:
     """The larger of the stages' and the devices' bounds; `NoFeasiblePlan` if one cannot run."""
     shop = make_shop(priced)
-    terms = measure_terms(shop, allow_split=allow_split)
+    return bound_terms(shop, measure_terms(shop, allow_split=allow_split))
+
+
+def bound_terms(shop: Shop, terms: list[StageTerms]) -> LowerBound:
+    """The same from the terms of all stages."""
     makespan = max(bound_stage(each, barrier=True) for each in terms)
     span = max(bound_stage(each, barrier=False) for each in terms)
     for stages in shop.stages_by_machine:

@@ -77,10 +77,12 @@ def try_starts(pool: Pool, *, allow_split: bool, num_starts: int | None = None) 
     return best
 
 
-def list_starts(pool: Pool, *, allow_split: bool) -> Iterator[Rules]:
+def list_starts(
+    pool: Pool, *, allow_split: bool, terms: Sequence[StageTerms] | None = None
+) -> Iterator[Rules]:
     """Limits x priorities x patience, so that the first few differ most; whole backwards first."""
     shop = pool.shop
-    limits = list_limits(shop, measure_terms(shop, allow_split=allow_split))
+    limits = list_limits(shop, terms or measure_terms(shop, allow_split=allow_split))
     choices = [
         (rank, halves, level, limit, patience)
         for halves in ((False, True) if allow_split else (False,))
@@ -121,7 +123,7 @@ def is_shared(shop: Shop) -> bool:
     return len(shop.stages_by_machine) < len(shop.count_by_stage)
 
 
-def list_limits(shop: Shop, terms: list[StageTerms]) -> list[Limits]:
+def list_limits(shop: Shop, terms: Sequence[StageTerms]) -> list[Limits]:
     """In-flight limits to try, each within the memory of its device, the most different first."""
     priced = shop.priced
     house = [each.in_flight for each in terms]

@@ -7,7 +7,7 @@ Messages queue on the channels that they share (queued.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,7 @@ from itertools import islice
 from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
-from graphplan.schedule.bound import bound_schedule
+from graphplan.schedule.bound import StageTerms, bound_terms, measure_terms
 from graphplan.schedule.dispatch import dispatch_tasks
 from graphplan.schedule.evaluate import close_orders, evaluate_orders
 from graphplan.schedule.greedy import is_shared, list_starts
@@ -42,10 +42,11 @@ class Rehearsal:
 
 def rehearse_orders(shop: Shop) -> Rehearsal:
     """The best of a few quick orders."""
-    pool = Pool(shop, "makespan", bound_schedule(shop.priced).makespan_s)
+    terms = measure_terms(shop, allow_split=True)
+    pool = Pool(shop, "makespan", bound_terms(shop, terms).makespan_s)
     contended = has_contention(shop.priced)
     best = Rehearsal(float("inf"), [], ())
-    for orders, split in _list_orders(pool):
+    for orders, split in _list_orders(pool, terms):
         step_s = _run_orders(pool, orders, split, contended=contended)
         if step_s < best.step_s:
             best = Rehearsal(step_s, orders, split)
@@ -76,14 +77,21 @@ def _run_orders(pool: Pool, orders: Orders, split: tuple[bool, ...], *, contende
     return float("inf") if ends is None else max(ends)
 
 
-def _list_orders(pool: Pool) -> Iterator[tuple[Orders, tuple[bool, ...]]]:
-    """List schedules with split backwards first, which are mostly best, the plain order last."""
+def _list_orders(
+    pool: Pool, terms: Sequence[StageTerms]
+) -> Iterator[tuple[Orders, tuple[bool, ...]]]:
+    """List schedules with split backwards first, which are mostly best; the plain order, which
+    hardly ever is, only where memory is too tight for them."""
     shop = pool.shop
-    starts = list(islice(list_starts(pool, allow_split=True), NUM_STARTS))
+    starts = list(islice(list_starts(pool, allow_split=True, terms=terms), NUM_STARTS))
+    listed = False
     for rules in sorted(starts, key=lambda rules: not any(rules.split)):
         found = dispatch_tasks(shop, rules, pool.durations(rules.split))
         if found is not None:
+            listed = True
             yield found.orders, rules.split
+    if listed:
+        return
     whole = (False,) * len(shop.count_by_stage)
     orders = _order_plainly(shop)
     if orders is not None and fits_memory(shop, orders, whole):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from graphplan.errors import InvalidOption
 from graphplan.nouns.dag import Neighbours, collect_neighbours
@@ -31,11 +30,8 @@ KINDS: tuple[tuple[Kind, ...], ...] = (("F", "B"), ("F", "I", "W"))
 """Kinds by row, with a whole and with a split backward."""
 
 
-class Arc(NamedTuple):
-    """Wait until task `task` has ended and `delay_s` more."""
-
-    task: int
-    delay_s: float
+Arc = tuple[int, float]
+"""A task to wait for, and the seconds that pass after its end; plain, as shops have very many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +63,7 @@ class Shop:
         feeds: list[list[Arc]] = [[] for _ in self.arcs_by_task]
         for number, arcs in enumerate(self.arcs_by_task):
             for needed, delay in arcs:
-                feeds[needed].append(Arc(number, delay))
+                feeds[needed].append((number, delay))
         return tuple(map(tuple, feeds))
 
     @cached_property
@@ -176,17 +172,17 @@ def arcs_of_stage(
         start = first_by_stage[other] + row * priced.num_micro_batches(other)
         delay = delay_by_ends[other, stage]
         if priced.num_micro_batches(other) == count:
-            return [[Arc(start + m, delay)] for m in range(count)]
+            return [[(start + m, delay)] for m in range(count)]
         needed = (covering(priced, stage, m, other) for m in range(count))
-        return [[Arc(start + m, delay) for m in each] for each in needed]
+        return [[(start + m, delay) for m in each] for each in needed]
 
     inputs = [arcs_from(other, F) for other in priced.predecessors[stage]]
     gradients = [arcs_from(dst, G) for src, dst in priced.backward_edges if src == stage]
     forward = [tuple(arc for each in inputs for arc in each[m]) for m in range(count)]
     backward = [
-        (Arc(first + m, 0.0), *(arc for each in gradients for arc in each[m])) for m in range(count)
+        ((first + m, 0.0), *(arc for each in gradients for arc in each[m])) for m in range(count)
     ]
-    weights = [(Arc(first + count + m, 0.0),) for m in range(count)]
+    weights = [((first + count + m, 0.0),) for m in range(count)]
     return [*forward, *backward, *weights, *[()] * count]
 
 

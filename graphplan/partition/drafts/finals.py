@@ -8,21 +8,22 @@ from collections.abc import Mapping
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.drafts.scene import Draft
 
-REHEARSING_S, TASK_S = 1.5, 8e-5
-"""About what rehearsals may take, and what one task adds to one, on a computer of 2024."""
+TASK_S = 4e-5
+"""About what one task adds to a rehearsal, on a computer of 2024."""
 NUM_FURTHER = 24
 """Micro-batches of a rehearsal beyond the depth."""
-MAX_REHEARSALS = 60
+MAX_PER_S = 40
+"""Rehearsals in a second, however few their tasks are."""
 
 
-def count_rehearsals(stages: StageGraph, batch_size: int) -> int:
-    """Rehearsals of stages like these that a search can afford; 0 where one takes too long."""
+def count_rehearsals(stages: StageGraph, batch_size: int, *, seconds: float) -> int:
+    """Rehearsals of stages like these that so much time is worth; 0 where one takes longer."""
     depth = max(stages.heights) + 1
     longest = max(stage.micro_batch_size for stage in stages.stages) * (depth + NUM_FURTHER)
     num_tasks = sum(
         3 * min(batch_size, longest) // stage.micro_batch_size for stage in stages.stages
     )
-    return min(MAX_REHEARSALS, int(REHEARSING_S / (TASK_S * num_tasks)))
+    return int(min(MAX_PER_S * seconds, seconds / (TASK_S * num_tasks)))
 
 
 def choose_finalists(step_by_draft: Mapping[Draft, float], count: int) -> list[Draft]:

@@ -20,6 +20,7 @@ from graphplan.partition.drafts.redeploy import (
     change_micro_batches,
     drop_replicas,
     move_replicas,
+    pack_places,
     swap_places,
     toggle_recompute,
 )
@@ -48,6 +49,7 @@ MOVES: tuple[Callable[[Scene], Iterator[Draft]], ...] = (
     share_devices,
     pull_borders,
     drop_replicas,
+    pack_places,
 )
 
 Evaluate = Callable[[Draft], float]

@@ -6,13 +6,30 @@ from collections.abc import Iterator
 
 import msgspec
 
+from graphplan.partition.drafts.pack import pack_groups
 from graphplan.partition.drafts.scene import Draft, Scene
 
 Devices = tuple[int, ...]
 
 
+def pack_places(scene: Scene) -> Iterator[Draft]:
+    """All groups are laid out anew, so that few of them span nodes."""
+    packed = pack_groups(scene.problem, scene.draft)
+    if packed is not None:
+        yield packed
+
+
 def move_replicas(scene: Scene) -> Iterator[Draft]:
-    """A group of devices in focus grows by free devices or by those of a lighter group."""
+    """A group of devices in focus grows by free devices or by those of a lighter group; it may
+    span nodes then, so that all groups are packed too."""
+    for draft in _grow_groups(scene):
+        yield draft
+        packed = pack_groups(scene.problem, draft)
+        if packed is not None:
+            yield packed
+
+
+def _grow_groups(scene: Scene) -> Iterator[Draft]:
     for p in scene.focus:
         own = scene.draft[p].devices
         for count in (1, len(own)):

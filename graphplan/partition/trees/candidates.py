@@ -11,6 +11,7 @@ from graphplan.partition.dag.decompose import decompose_order
 from graphplan.partition.dag.fold import Folded, fold_problem
 from graphplan.partition.dag.work import MeanTimes
 from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.pack import pack_groups
 from graphplan.partition.drafts.scene import Draft, is_legal_draft
 from graphplan.partition.trees.bundle import bundle_shape
 from graphplan.partition.trees.obey import obey_pins
@@ -123,6 +124,9 @@ class CandidateSearch:
             draft = tuple(obey_pins(self.problem, joined))
             if is_legal_draft(self.problem, draft):
                 yield draft
+                packed = pack_groups(self.problem, draft)
+                if packed is not None:
+                    yield packed
 
 
 def _find_widest(shape: Shape) -> int:
