@@ -4,10 +4,9 @@ Replicas reduce their gradients over the slowest link among them: a group that s
 it in every step. Large groups choose first (best fit, decreasing); among the nodes that have room
 for it, a group goes where most of what it exchanges is, then where it leaves least room.
 
-    nodes of 6, 6 and 4 devices       as they come          packed
-    groups of 2 2 2 2 4 4             0 1 | 2 3 | 4 5       0 1 | 2 3 | 4 5
-                                      6 7 | 8 9 10 11       10 11 | 6 7 8 9
-                                      12 13 14 15           12 13 14 15
+    groups of 2 2 2 2 2 4 2 along a chain, on nodes of 6, 6 and 4 devices
+    as they come     0 1 | 2 3 | 4 5     6 7 | 8 9 | 10 11 - 12 13 | 14 15
+    packed           0 1 | 2 3 | 4 5     6 7 | 8 9 | 10 11   12 13 14 15     the last two exchanged
 """
 
 from __future__ import annotations
