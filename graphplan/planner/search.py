@@ -206,13 +206,14 @@ def _solve_baselines(
 ) -> dict[str, tuple[Answer, Scheduled]]:
     """The plans that ours is compared with, scheduled and simulated; those that fit.
 
-    `also` are answers to another request, which compete by what this one says of them.
+    A baseline competes for those after it (one stage is a linear cut, too), and so do answers to
+    another request (`also`), by what this one says of them.
     """
     found: dict[str, tuple[Answer, Scheduled]] = {}
     for name, planners in planners_by_name.items():
         answers = [
             msgspec.structs.replace(answer, step_s=request.evaluate(answer.stages))
-            for answer in also
+            for answer in (*also, *(earlier for earlier, _ in found.values()))
         ]
         for planner in planners:
             with suppress(NoFeasiblePlan, SearchLimit):

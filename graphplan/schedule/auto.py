@@ -27,7 +27,9 @@ from graphplan.schedule.kfkb import build_kfkb
 from graphplan.schedule.modulo import build_modulo, solve_period, unroll
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.pool import TOLERANCE, Objective, Pool
+from graphplan.schedule.queued import has_contention
 from graphplan.schedule.shop import make_shop, name_tasks, number_tasks
+from graphplan.schedule.slim import slim_best
 from graphplan.schedule.zerobubble import build_zero_bubble
 
 TASKS_PER_S = 100_000
@@ -110,6 +112,10 @@ def build_schedule(
         return answer_with(priced, found, objective, bound_s)
     pool = Pool(make_shop(priced), objective, bound_s)
     search_pool(pool, allow_split=allow_split, time_limit_s=time_limit_s, seed=seed)
+    num = count_dispatches(priced, allow_split=allow_split, seconds=time_limit_s)
+    # Where messages wait for each other, fewer micro-batches in flight may hide less of it.
+    if num >= LARGE_ENOUGH and not has_contention(priced):
+        slim_best(pool, allow_split=allow_split)
     return answer_best(pool, name=None if name == "auto" else name)
 
 

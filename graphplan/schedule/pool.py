@@ -87,13 +87,19 @@ class Pool:
 
 def fits_memory(shop: Shop, orders: Sequence[Sequence[int]], split: tuple[bool, ...]) -> bool:
     """Whether every device has the memory for its order."""
+    return measure_share(shop, orders, split) <= 1
+
+
+def measure_share(shop: Shop, orders: Sequence[Sequence[int]], split: tuple[bool, ...]) -> float:
+    """The largest share of a device's memory that is in use at any time."""
+    shares = [0.0]
     for machine, order in enumerate(orders):
         pairs = frozenset(
             (stage, m) for stage, row, m in map(shop.place_of, order) if row == G and split[stage]
         )
         peak = measure_peak(shop, machine, order, split=pairs)
-        if any(
-            peak > shop.priced.memory_bytes_by_device[d] for d in shop.devices_by_machine[machine]
-        ):
-            return False
-    return True
+        memory = min(
+            shop.priced.memory_bytes_by_device[d] for d in shop.devices_by_machine[machine]
+        )
+        shares.append(peak / memory if memory else math.inf if peak else 0.0)
+    return max(shares)

@@ -17,13 +17,15 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import Kind, Task
 from graphplan.referee.program import check_program, check_schedule
-from graphplan.schedule.auto import SCHEDULES, build_schedule
+from graphplan.schedule.auto import FIXED, SCHEDULES, build_schedule, search_pool
 from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.evaluate import Evaluation, evaluate_schedule
 from graphplan.schedule.greedy import build_list
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.onefoneb import build_1f1b
-from graphplan.schedule.pool import Objective
+from graphplan.schedule.pool import Objective, Pool, measure_share
+from graphplan.schedule.shop import make_shop, name_tasks, number_tasks
+from graphplan.schedule.slim import slim_best
 from tests.pure.strategies import chain_prices, dag_prices, priced_stages
 
 FLUSH = WeightPolicy(name="flush")
@@ -318,3 +320,39 @@ def test_unknown_schedules_are_named() -> None:
     """A misspelt schedule is an error with the right spelling."""
     with pytest.raises(UnknownName, match="zero-bubble"):
         build_schedule(chain_prices(1, 1), name="zero-buble")
+
+
+@settings(max_examples=40, deadline=None)
+@given(priced_stages(max_stages=4, max_micro_batches=8, updates=True))
+def test_slimmer_orders_take_no_longer(priced: PricedStages) -> None:
+    """Slimming keeps the makespan and never needs more memory."""
+    try:
+        bound_s = bound_schedule(priced).makespan_s
+        pool = Pool(make_shop(priced), "makespan", bound_s)
+        search_pool(pool, allow_split=True, time_limit_s=0.05, seed=0)
+    except GraphplanError:
+        assume(False)
+    before = pool.best
+    assume(before is not None)
+    assert before is not None
+    slim_best(pool, allow_split=True)
+    after = pool.best
+    assert after is not None
+    assert after.value_s <= before.value_s * (1 + 1e-5)
+    share = measure_share(pool.shop, before.orders, before.split)
+    assert measure_share(pool.shop, after.orders, after.split) <= share
+
+
+def test_a_pipeline_with_room_keeps_few_micro_batches_in_flight() -> None:
+    """One stage on its own device: 1 micro-batch in flight is as fast as all 16."""
+    priced = chain_prices(1, 16, memory_bytes=64)
+    pool = Pool(make_shop(priced), "makespan", bound_schedule(priced).makespan_s)
+    gpipe = FIXED["gpipe"](priced)
+    pool.offer(number_tasks(pool.shop, gpipe), (False,), name="gpipe")
+    assert pool.best is not None
+    before = evaluate_schedule(priced, gpipe).peak_bytes_by_device
+    slim_best(pool, allow_split=False)
+    slim = name_tasks(pool.shop, pool.best.orders, split=pool.best.split, name="list")
+    after = evaluate_schedule(priced, slim)
+    assert after.step_s == pytest.approx(evaluate_schedule(priced, gpipe).step_s)
+    assert after.peak_bytes_by_device < before
