@@ -7,6 +7,8 @@ bandwidth  the memory traffic of a fused optimizer that finds nothing in the cac
 link       messages to and fro between two ranks that compute meanwhile. What a message takes from
            the processor is taken from the tasks of both ends: all of it where the ranks fill the
            cores, else what the main thread spends. The link's own time is the rest.
+reduce     gradients summed over all ranks as at the end of a step: gathered into a bucket, added up
+           in a ring, spread. The rank that came last did not wait for the others; its time counts.
 
     python -m graphplan_runtime.hostprofile FOLDER RANK NUM_RANKS NUM_THREADS
 """
@@ -28,9 +30,9 @@ import torch.distributed as dist
 from torch import nn
 
 from graphplan.cost.allocator import keep_freed_memory
+from graphplan.cost.cores import count_cores, keep_cores
 from graphplan.cost.hardware import find_cluster
 from graphplan.cost.measure import measure_table
-from graphplan.cost.measure_neighbours import count_cores
 from graphplan.cost.model import count_update_bytes
 from graphplan.errors import GraphplanError
 from graphplan.frontend import trace_module
@@ -39,7 +41,8 @@ from graphplan.nouns.table import Host
 from graphplan.nouns.training import Training
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
-from graphplan_runtime.messages.transport import Transport
+from graphplan_runtime.messages.buckets import sum_gradients
+from graphplan_runtime.messages.transport import Group, Transport
 from graphplan_runtime.pipeline import Pipeline
 
 SIZES = (4, 1 << 20)
@@ -47,6 +50,9 @@ SIZES = (4, 1 << 20)
 NUM_TASKS, NUM_STEPS = 64, 20
 NUM_ELEMENTS, NUM_UPDATES = 1 << 23, 10
 NUM_MESSAGES = 100
+SUMMED_SIZES = (1 << 16, 1 << 24)
+"""Bytes of the gradients that are summed."""
+NUM_WEIGHTS, NUM_SUMS = 16, 12
 TASK_S = 2e-3
 """Compute of a rank between two messages, roughly."""
 
@@ -60,6 +66,8 @@ class Figures(msgspec.Struct):
     """Processor time of a message at one end, by bytes."""
     sent_at_s: dict[int, list[float]]
     heard_at_s: dict[int, list[float]]
+    sums_s: dict[int, list[float]]
+    """Every sum of gradients, by bytes."""
 
 
 def measure_host(num_ranks: int) -> Host:
@@ -89,6 +97,7 @@ def summarise_host(figures: list[Figures]) -> Host:
     one_way_s = {n: statistics.median(_list_delays(figures, n)) for n in SIZES}
     host_s_per_byte = max(0.0, (host_s[long] - host_s[short]) / (long - short))
     per_byte_s = (one_way_s[long] - one_way_s[short]) / (long - short)
+    reduce_s, reduce_s_per_byte = _split_sums(figures)
     return Host(
         num_ranks=len(figures),
         task_s=statistics.fmean(each.task_s for each in figures),
@@ -99,8 +108,23 @@ def summarise_host(figures: list[Figures]) -> Host:
             scope="device",
             host_s=host_s[short],
             host_s_per_byte=host_s_per_byte,
+            reduce_s=reduce_s,
+            reduce_s_per_byte=reduce_s_per_byte,
         ),
     )
+
+
+def _split_sums(figures: list[Figures]) -> tuple[float, float]:
+    """Of one message of the ring: a start, and a byte."""
+    short, long = SUMMED_SIZES
+    rounds = 2 * (len(figures) - 1)
+    message_s = {
+        n: statistics.median(map(min, zip(*(each.sums_s[n] for each in figures), strict=True)))
+        / rounds
+        for n in SUMMED_SIZES
+    }
+    per_byte_s = max(0.0, (message_s[long] - message_s[short]) * len(figures) / (long - short))
+    return max(0.0, message_s[short] - per_byte_s * short / len(figures)), per_byte_s
 
 
 def _list_delays(figures: list[Figures], num_bytes: int) -> list[float]:
@@ -117,18 +141,22 @@ def _list_delays(figures: list[Figures], num_bytes: int) -> list[float]:
 
 def measure_rank(folder: Path, rank: int, num_ranks: int) -> Figures:
     """All figures of one rank; all ranks must call it."""
+    is_full = _fills_cores(num_ranks)
+    keep_cores(rank, num_ranks)
     _connect(folder / f"alone-{rank}", 0, 1)
     task_s = _measure_task()
     dist.destroy_process_group()
     _connect(folder / "all", rank, num_ranks)
     dist.barrier()
     bandwidth = _measure_bandwidth()
-    figures = Figures(task_s, bandwidth, {}, {}, {})
-    transport, is_full = Transport(torch.device("cpu")), _fills_cores(num_ranks)
+    figures = Figures(task_s, bandwidth, {}, {}, {}, {})
+    group = tuple(range(num_ranks))
+    transport = Transport(torch.device("cpu"), groups=[group])
     for num_bytes in SIZES:
         dist.barrier()
         if rank ^ 1 < num_ranks:
             _exchange(transport, num_bytes, figures, is_full=is_full)
+    figures.sums_s = {n: _measure_sums(transport, group, n) for n in SUMMED_SIZES}
     dist.barrier()
     dist.destroy_process_group()
     return figures
@@ -169,6 +197,21 @@ def _measure_bandwidth() -> float:
     times_s = [_time_thread(optimizer.step) for _ in range(NUM_UPDATES)]
     training = Training(batch_size=1, optimizer="adamw")
     return count_update_bytes(training, 4) * NUM_ELEMENTS / statistics.median(times_s[2:])
+
+
+def _measure_sums(transport: Transport, group: Group, num_bytes: int) -> list[float]:
+    """Seconds of sums of gradients over all ranks, which begin together."""
+    size = num_bytes // 4 // NUM_WEIGHTS
+    weights = [nn.Parameter(torch.zeros(size)) for _ in range(NUM_WEIGHTS)]
+    times_s = []
+    for _ in range(NUM_SUMS):
+        for weight in weights:
+            weight.grad = torch.ones(size)
+        transport.meet()
+        start = time.perf_counter()
+        sum_gradients(weights, group, transport)
+        times_s.append(time.perf_counter() - start)
+    return times_s[2:]
 
 
 def _exchange(transport: Transport, num_bytes: int, figures: Figures, *, is_full: bool) -> None:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from graphplan.cost.allocator import keep_freed_memory
+from graphplan.cost.cores import keep_cores
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
@@ -179,6 +180,9 @@ def choose_device(options: RunOptions) -> torch.device:
         )
         kind = found.type if found is not None else "cpu"
     if kind == "cpu":
+        if not options.emulate:
+            num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            keep_cores(int(os.environ.get("LOCAL_RANK", "0")), num_here)
         keep_freed_memory()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")

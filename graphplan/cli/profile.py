@@ -332,7 +332,9 @@ def describe_host(host: Host) -> str:
         f"{host.num_ranks} ranks on the host: memory {host.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
         f" each, {format_time(host.task_s)} a task; a message takes {format_time(link.host_s)} and"
         f" {link.host_s_per_byte * 1e9:.2f} ns a byte from each end, and between them"
-        f" {format_time(link.latency_s)} at {link.bandwidth_bytes_per_s / 1e9:.2f} GB/s"
+        f" {format_time(link.latency_s)} at {link.bandwidth_bytes_per_s / 1e9:.2f} GB/s;"
+        f" {format_time(link.reduce_s or 0.0)} and {link.reduce_s_per_byte * 1e9:.2f} ns a byte"
+        " for a message of a sum of gradients"
     )
 
 

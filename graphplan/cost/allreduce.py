@@ -3,8 +3,9 @@
 Assumptions: every message uses the full bandwidth of its channel; ring and tree are the textbook
 ones (Patarasuk and Yuan 2009; double binary trees as in NCCL); between nodes the reduction is
 hierarchical: reduce-scatter inside each node, one ring per shard between the nodes, all-gather
-inside. Both ends of a message wait for it: what it takes from them (`host_s`) adds to its time. It
-breaks when other traffic shares the links at the same time.
+inside. Both ends of a message wait for it: what it takes from them (`host_s`) adds to its time.
+Where an all-reduce over all ranks of a host was measured, its own messages count (`reduce_s`); they
+also gather, add up and spread. It breaks when other traffic shares the links at the same time.
 """
 
 from __future__ import annotations
@@ -79,5 +80,7 @@ def _ring_time(link: Link, count: int, num_bytes: float) -> float:
 
 
 def _message_time(link: Link, num_bytes: float) -> float:
+    if link.reduce_s is not None:
+        return link.reduce_s + num_bytes * link.reduce_s_per_byte
     wire_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
     return wire_s + 2 * link.host_time(num_bytes)

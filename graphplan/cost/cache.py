@@ -21,7 +21,7 @@ from graphplan.files import write_bytes
 from graphplan.nouns.base import Noun
 from graphplan.nouns.table import Host
 
-VERSION = 2
+VERSION = 3
 """Part of every file name: measurements of an older kind are not found."""
 
 

@@ -4,7 +4,8 @@ Ranks of one host share its caches, its memory and, often without being told, th
 cores: an op alone is faster than it will ever be in a run. A neighbour repeats the whole model's
 step, on random data, from the op graph alone; it ends when its parent does.
 
-    python -m graphplan.cost.measure_neighbours graph.json 8 1    # micro-batch of 8, one thread
+    # micro-batch of 8, one thread, rank 1 of 2
+    python -m graphplan.cost.measure_neighbours graph.json 8 1 1 2
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import torch
 
 from graphplan.cost.allocator import keep_freed_memory
+from graphplan.cost.cores import count_cores, keep_cores, kept_cores
 from graphplan.cost.measure_clock import Clock
 from graphplan.cost.measure_rebuild import rebuild_graph
 from graphplan.cost.measure_step import fits_memory, prepare_step
@@ -44,13 +46,6 @@ def count_ranks(device: str) -> int:
     if torch.device(device).type != "cpu":
         return 1
     return max(1, min(MOST_RANKS, count_cores() // torch.get_num_threads()))
-
-
-def count_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def check_ranks(num_ranks: int, device: str) -> None:
@@ -80,7 +75,10 @@ def count_neighbours(graph: OpGraph, batch_size: int, num_ranks: int, clock: Clo
 def run_neighbours(
     graph: OpGraph, batch_size: int, count: int
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many neighbours at work, from the first line of the block to its end."""
+    """So many neighbours at work, from the first line of the block to its end.
+
+    This process is rank 0 meanwhile and keeps to its cores, as the others do to theirs.
+    """
     if not count:
         yield []
         return
@@ -91,13 +89,16 @@ def run_neighbours(
         command = [sys.executable, "-m", __name__, *words]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         started = [
-            stack.enter_context(subprocess.Popen(command, **pipes))  # type: ignore[call-overload]
-            for _ in range(count)
+            stack.enter_context(
+                subprocess.Popen([*command, str(rank), str(count + 1)], **pipes)  # type: ignore[call-overload]
+            )
+            for rank in range(1, count + 1)
         ]
         for process in started:
             stack.callback(process.kill)
         for process in started:
             process.stdout.readline()  # At work, or ended: a model may refuse random data.
+        stack.enter_context(kept_cores(0, count + 1))
         yield started
 
 
@@ -116,7 +117,8 @@ def work(graph: OpGraph, batch_size: int, is_over: Callable[[], bool]) -> None:
 
 def main() -> None:
     """One neighbour; it ends when its standard input does."""
-    path, batch_size, num_threads = sys.argv[1:]
+    path, batch_size, num_threads, rank, num_ranks = sys.argv[1:]
+    keep_cores(int(rank), int(num_ranks))
     torch.set_num_threads(int(num_threads))
     keep_freed_memory()
     graph = read_noun(path, OpGraph)

@@ -56,11 +56,15 @@ class Link(Noun, frozen=True, kw_only=True):
     """Time that a message takes from the tasks of each of its ends, where the processor that
     computes also carries it; bandwidth and latency are what comes between the two ends."""
     host_s_per_byte: float = 0.0
+    reduce_s: float | None = None
+    """A message of an all-reduce from one end to the other, with all that the ends do for it; None
+    where it was not measured, and counts as any other message."""
+    reduce_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:
             raise ValueError("a link needs a positive bandwidth and a latency of at least 0")
-        if self.host_s < 0 or self.host_s_per_byte < 0:
+        if min(self.host_s, self.host_s_per_byte, self.reduce_s or 0, self.reduce_s_per_byte) < 0:
             raise ValueError("a link cannot give time back to its ends")
 
     def host_time(self, num_bytes: float) -> float:

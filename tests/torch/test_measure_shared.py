@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from graphplan.cli.main import run_command
 from graphplan.cost import measure_neighbours, measure_session
+from graphplan.cost.allreduce import allreduce_time
 from graphplan.cost.cache import Measurement, ProfileCache
+from graphplan.cost.hardware import find_cluster
 from graphplan.cost.measure import measure_table, open_cache
 from graphplan.cost.measure_clock import CpuClock
 from graphplan.cost.measure_neighbours import check_ranks, count_ranks, run_neighbours
@@ -23,7 +26,7 @@ from graphplan.cost.measure_update import measure_update, name_update
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.frontend import Captured, trace_module
-from graphplan.nouns.cluster import Link
+from graphplan.nouns.cluster import Link, Node
 from graphplan.nouns.table import Host, ProfileTable
 from graphplan_runtime import hostprofile
 from graphplan_runtime.hostprofile import Figures, measure_host, summarise_host
@@ -202,9 +205,10 @@ def test_the_host_is_measured_once(
 def test_the_link_is_what_both_ends_do_not_spend() -> None:
     """One way less the processor time of both ends, which their tasks pay."""
     sent, heard = {4: [0.0], 1 << 20: [0.0]}, {4: [0.4], 1 << 20: [2.0]}
+    sums, waited = {1 << 16: [0.3], 1 << 24: [4.0]}, {1 << 16: [0.2], 1 << 24: [9.0]}
     figures = [
-        Figures(1e-4, 1e9, {4: 0.1, 1 << 20: 0.6}, sent, heard),
-        Figures(3e-4, 3e9, {4: 0.1, 1 << 20: 0.6}, sent, heard),
+        Figures(1e-4, 1e9, {4: 0.1, 1 << 20: 0.6}, sent, heard, sums),
+        Figures(3e-4, 3e9, {4: 0.1, 1 << 20: 0.6}, sent, heard, waited),
     ]
     host = summarise_host(figures)
     length = (1 << 20) - 4
@@ -214,6 +218,10 @@ def test_the_link_is_what_both_ends_do_not_spend() -> None:
     assert host.link.host_s_per_byte == pytest.approx(0.5 / length)
     assert host.link.latency_s == pytest.approx(0.4 - 2 * 0.1)
     assert 1 / host.link.bandwidth_bytes_per_s == pytest.approx((1.6 - 2 * 0.5) / length)
+    for num_bytes, seconds in ((1 << 16, 0.2), (1 << 24, 4.0)):  # Without waiting for the other.
+        node = Node(devices=("cpu", "cpu"), link=host.link)
+        cluster = msgspec.structs.replace(find_cluster("cpu", gpus=2), nodes=(node,))
+        assert allreduce_time(cluster, (0, 1), num_bytes) == pytest.approx(seconds)
 
 
 def test_two_ranks_measure_their_host() -> None:
@@ -224,6 +232,8 @@ def test_two_ranks_measure_their_host() -> None:
     assert 1e-6 < host.task_s < 0.1
     assert 1e-6 < host.link.host_s + host.link.latency_s < 1.0
     assert host.link.bandwidth_bytes_per_s > 1e6
+    assert host.link.reduce_s is not None
+    assert 1e-12 < host.link.reduce_s_per_byte < 1e-6
 
 
 def test_a_cache_without_a_host(tmp_path: Path) -> None:
