@@ -39,6 +39,8 @@ def launch_ranks(options: RunOptions) -> None:
     """Run a plan on this machine; raises RunFailed with the first cause if a rank fails."""
     plan = read_noun(options.plan, Plan)
     check_devices(plan, options)
+    if options.bind_cores is None:
+        options = msgspec.structs.replace(options, bind_cores=True)
     with tempfile.TemporaryDirectory(prefix="graphplan-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         os.environ[FOLDER] = name

@@ -24,6 +24,9 @@ class RunOptions(Noun, frozen=True, kw_only=True):
     seed: int = 0
     device: str | None = None
     """`cpu`, `cuda`; None takes the accelerator if there is one."""
+    bind_cores: bool | None = None
+    """Keep every rank on a CPU to its own share of the cores; None: if `graphplan run` starts the
+    ranks, as other launchers have ways of their own."""
     init: Init = "exact"
     learning_rate: float = 1e-3
     """Used when the model file has no optimizer()."""

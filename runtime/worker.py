@@ -180,7 +180,7 @@ def choose_device(options: RunOptions) -> torch.device:
         )
         kind = found.type if found is not None else "cpu"
     if kind == "cpu":
-        if not options.emulate:
+        if options.bind_cores and not options.emulate:
             num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             keep_cores(int(os.environ.get("LOCAL_RANK", "0")), num_here)
         keep_freed_memory()

@@ -28,6 +28,11 @@ from graphplan.cli.options import parse_settings
 @click.option("--seed", default=0, show_default=True, help="Of weights, data and dropout.")
 @click.option("--device", help="cpu or cuda; the accelerator if there is one.")
 @click.option(
+    "--bind-cores/--no-bind-cores",
+    default=None,
+    help="Keep ranks on a CPU to their own cores; by default unless torchrun starts them.",
+)
+@click.option(
     "--init",
     type=click.Choice(["exact", "stage"]),
     default="exact",
