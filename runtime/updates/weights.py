@@ -14,6 +14,7 @@ are asserted: whatever the timing, an order that breaks them is a bug.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -151,3 +152,33 @@ class StreamVersions(WeightVersions):
                 else:
                     weight.grad += leaf.grad
                 leaf.grad = None
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    @staticmethod
+    def name_leaves(word: str, leaves_by_number: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
+        """The trained tensors of numbered versions, as `word.number.place`."""
+        return {
+            f"{word}.{number}.{place}": leaf.detach()
+            for number, leaves in leaves_by_number.items()
+            for place, leaf in enumerate(leaves)
+            if leaf.requires_grad
+        }
+
+    def find_leaves(
+        self, word: str, tensors: Mapping[str, torch.Tensor]
+    ) -> dict[int, list[torch.Tensor]]:
+        """Leaves by number again, from what `name_leaves` gave."""
+        found: dict[int, dict[int, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if match := re.fullmatch(rf"{re.escape(word)}\.(\d+)\.(\d+)", name):
+                found.setdefault(int(match[1]), {})[int(match[2])] = tensor
+        return {
+            number: self.make_leaves(
+                [
+                    by_place[place].to(own.device)
+                    for place, own in zip(sorted(by_place), self.trainable, strict=True)
+                ]
+            )
+            for number, by_place in sorted(found.items())
+        }
