@@ -55,6 +55,15 @@ def test_pages_name_files_that_exist(page: Path) -> None:
     assert not find_missing(page.read_text())
 
 
+def test_pages_name_tests_that_exist() -> None:
+    """Functions and files; `test_x.py` is among the files."""
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    known = {*re.findall(r"^def (test_\w+)", tests, re.M)} | {Path(f).stem for f in PYTHON_FILES}
+    for page in PAGES:
+        missing = {*re.findall(r"\btest_\w+", page.read_text())} - known
+        assert not missing, f"{page.name}: {missing}"
+
+
 @pytest.mark.parametrize("folder", ["graphplan", "runtime", "tools"])
 def test_sources_name_files_that_exist(folder: str) -> None:
     """The same for docstrings and comments."""
