@@ -64,6 +64,8 @@ def part_of(module: str) -> str | None:
     return names[1] if names[0] == "graphplan" and len(names) > 1 else None
 
 
+VERDICTS = {"check_parts", "check_plan", "check_program", "check_schedule", "check_stages"}
+"""Functions of the referee that return a Verdict."""
 FILES = sorted(ROOT.rglob("*.py"))
 RUNTIME_FILES = sorted((ROOT.parent / "runtime").rglob("*.py"))
 OUR_FILES = [*FILES, *RUNTIME_FILES, *sorted((ROOT.parent / "tools").glob("*.py"))]
@@ -166,3 +168,29 @@ def test_help_loads_neither_torch_nor_solvers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "trace" in done.stdout
+
+
+def list_dropped(tree: ast.AST) -> list[int]:
+    """Lines that ask the referee and do not look at its verdict, unless an error is expected."""
+    expected = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and "raises" in ast.dump(node.items[0].context_expr)
+        for inner in ast.walk(node)
+    }
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id in VERDICTS
+        and node not in expected
+    ]
+
+
+def test_tests_look_at_the_verdicts_that_they_ask_for() -> None:
+    """`check_stages(...)` alone cannot fail: it returns what is wrong."""
+    assert list_dropped(ast.parse("check_parts(problem, answer)")) == [1]
+    for path in (ROOT.parent / "tests").rglob("*.py"):
+        assert not list_dropped(parse_file(path)), path
