@@ -21,6 +21,19 @@ PYTHON_FILES = [
     for folder in ("graphplan", "runtime", "tests", "tools", "examples", "docs")
     for path in (ROOT / folder).rglob("*.py")
 ]
+FOLDER_BY_PAGE = {
+    "capture": "graphplan/frontend",
+    "costs": "graphplan/cost",
+    "learned": "graphplan/cost",
+    "partition": "graphplan/partition",
+    "policies": "runtime",
+    "referee": "graphplan/referee",
+    "runtime": "runtime",
+    "schedules": "graphplan/schedule",
+    "simulator": "graphplan/simulate",
+    "staleness": "graphplan/staleness",
+}
+"""Where a page's plain names of files are."""
 OUTSIDE = {"/contextlib.py"}
 """Files of Python itself that our sources name."""
 
@@ -53,6 +66,15 @@ def find_missing(text: str) -> list[str]:
 def test_pages_name_files_that_exist(page: Path) -> None:
     """Modules move; what is written about them moves along."""
     assert not find_missing(page.read_text())
+
+
+@pytest.mark.parametrize("page", FOLDER_BY_PAGE)
+def test_plain_names_are_in_the_folder_of_the_page(page: str) -> None:
+    """`fold.py` on the page of partition is one of its modules, not one of another package."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    known = {path.name for path in (ROOT / FOLDER_BY_PAGE[page]).rglob("*.py")}
+    named = {name for name in re.findall(r"`(\w+\.py)`", text) if not name.startswith("test_")}
+    assert named <= known
 
 
 def test_pages_name_tests_that_exist() -> None:
