@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -66,7 +68,8 @@ class Crew:
         context.set_forkserver_preload(["tests.processes.preload"])
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), daemon=True)
-        process.start()
+        with short_names():
+            process.start()
         self.members.append((process, ours))
 
     def dismiss(self) -> None:
@@ -75,6 +78,16 @@ class Crew:
             process.kill()
             process.join()
         self.members.clear()
+
+
+@contextlib.contextmanager
+def short_names() -> Iterator[None]:
+    """Temporary files in /tmp: the first start makes a socket, whose name has at most 107 bytes."""
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def serve(pipe: Connection) -> None:
