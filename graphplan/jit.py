@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def compile_loop(function: Callable[P, R], *, error_model: str = "python") -> Callable[P, R]:
+def compile_loop(
+    function: Callable[P, R], *, error_model: Literal["python", "numpy"] = "python"
+) -> Callable[P, R]:
     """The same function, compiled when it is first called; numba must be installed."""
     import numba
 

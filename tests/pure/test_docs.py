@@ -134,4 +134,4 @@ def test_public_names_are_there() -> None:
         assert found.__doc__
     assert set(graphplan._HOME_BY_NAME) == set(graphplan.__all__)
     with pytest.raises(AttributeError, match="no attribute 'serach'"):
-        graphplan.serach  # type: ignore[attr-defined]  # noqa: B018
+        graphplan.serach  # noqa: B018
