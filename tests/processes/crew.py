@@ -57,7 +57,7 @@ class Crew:
         while waiting and time.monotonic() < deadline:
             for ready in multiprocessing.connection.wait(waiting, timeout=1):
                 assert isinstance(ready, Connection)
-                answer = answers[pipes.index(ready)] = ready.recv()
+                answer = answers[pipes.index(ready)] = receive(ready)
                 waiting.remove(ready)
                 if answer[0] == "error":
                     deadline = min(deadline, time.monotonic() + 5)
@@ -80,10 +80,23 @@ class Crew:
         self.members.clear()
 
 
+def receive(pipe: Connection) -> tuple[str, Any]:
+    """The answer of a member, also of one that has died: the others of its test must not wait."""
+    try:
+        answer: tuple[str, Any] = pipe.recv()
+    except EOFError:
+        return "error", "the process ended without an answer"
+    return answer
+
+
+SHORT = "/tmp"
+"""Where multiprocessing makes its sockets, whose names have at most 107 bytes."""
+
+
 @contextlib.contextmanager
 def short_names() -> Iterator[None]:
-    """Temporary files in /tmp: the first start makes a socket, whose name has at most 107 bytes."""
-    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    """Temporary files go to a folder with a short name: the first start makes a socket there."""
+    before, tempfile.tempdir = tempfile.tempdir, SHORT
     try:
         yield
     finally:
@@ -93,6 +106,7 @@ def short_names() -> Iterator[None]:
 def serve(pipe: Connection) -> None:
     """Run jobs until the pipe closes."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    tempfile.tempdir = SHORT  # Tensors of an answer go through a socket too.
     import torch
 
     torch.set_num_threads(1)
