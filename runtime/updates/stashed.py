@@ -33,7 +33,7 @@ class Stash(StreamVersions):
 
     def version_of(self, micro_batch: int) -> int:
         """The version that a micro-batch uses."""
-        return max(self.origin, micro_batch - self.warmup) // self.accumulate
+        return self.met_forward(micro_batch)
 
     def forward_weights(self, micro_batch: int) -> Tensors:
         self._next = micro_batch + 1
@@ -102,4 +102,4 @@ class DoubleBuffered(Stash):
     """`2bw`: the version before the current one of the micro-batch's own update."""
 
     def version_of(self, micro_batch: int) -> int:
-        return max(micro_batch // self.accumulate - 1, 0)
+        return max(self.met_backward(micro_batch) - 1, 0)

@@ -102,9 +102,17 @@ class StreamVersions(WeightVersions):
         self.is_deferred = False
         """Whether updates are applied when they are first used, and not as soon as they can be."""
 
+    def met_forward(self, micro_batch: int) -> int:
+        """The version that the warm-up promises to the forward of a micro-batch."""
+        return max(self.origin, micro_batch - self.warmup) // self.accumulate
+
+    def met_backward(self, micro_batch: int) -> int:
+        """The version that its backward meets: that of its own update."""
+        return micro_batch // self.accumulate
+
     def stamp(self, micro_batch: int) -> int:
-        """The version that a forward meets; it must be the one that the warm-up promises."""
-        promised = max(self.origin, micro_batch - self.warmup) // self.accumulate
+        """The version that a forward meets; it must be the promised one."""
+        promised = self.met_forward(micro_batch)
         assert self._is_promised(promised, micro_batch), (
             f"F of micro-batch {micro_batch} at stage {self.stage} meets version"
             f" {self.num_updates}, not {promised}"
@@ -113,7 +121,7 @@ class StreamVersions(WeightVersions):
 
     def check_stamp(self, micro_batch: int, stamp: int) -> None:
         """The backward meets the version of its own update, whatever the forward noted."""
-        promised = micro_batch // self.accumulate
+        promised = self.met_backward(micro_batch)
         assert self._is_promised(promised, micro_batch) and stamp <= self.num_updates, (
             f"B of micro-batch {micro_batch} at stage {self.stage} meets version"
             f" {self.num_updates}, not {promised}; F met {stamp}"
@@ -124,12 +132,12 @@ class StreamVersions(WeightVersions):
 
     def _is_promised(self, promised: int, micro_batch: int) -> bool:
         """Whether the current version is the promised one; a deferred one may come until used."""
-        least = max(micro_batch // self.accumulate - 1, 0) if self.is_deferred else promised
+        least = max(self.met_backward(micro_batch) - 1, 0) if self.is_deferred else promised
         return least <= self.num_updates <= promised
 
     def distance(self, micro_batch: int) -> int:
         """Updates between the version that a forward meets now and that of its backward."""
-        return micro_batch // self.accumulate - self.num_updates
+        return self.met_backward(micro_batch) - self.num_updates
 
     def make_leaves(self, tensors: Tensors) -> list[torch.Tensor]:
         """The weights with leaves of autograd in place of the trained ones.
