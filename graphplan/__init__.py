@@ -2,8 +2,8 @@
 
     import graphplan as gp
 
-    graph = gp.capture(model, inputs)
-    plan = gp.search(graph, gp.cluster("dgx-a100", gpus=8))
+    captured = gp.capture(model, inputs)
+    plan = gp.search(captured, gp.cluster("dgx-a100", gpus=8))
     gp.save(plan, "plan.json")
 
 Names are imported when they are used, so that `import graphplan` loads neither torch nor a solver.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.emulate import Arrival, Emulator
-from graphplan_runtime.faults.status import Phase, Status
+from graphplan_runtime.faults.status import POSITION, Phase, Status
 from graphplan_runtime.messages.deliveries import Mailbox
 from graphplan_runtime.stages.executor import StepState
 from graphplan_runtime.streams.lines import Step
@@ -51,7 +51,7 @@ class StreamEmulator(Emulator):
             batch, instruction = move
             found = self._table.get(instruction)
             if found is not None:
-                self.status.numbers[2] = found[0]
+                self.status.numbers[POSITION] = found[0]
                 self._arrivals = self._arrivals_by_batch.setdefault(batch, {})
                 found[1](self._states[batch])
 

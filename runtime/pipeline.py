@@ -35,7 +35,7 @@ from graphplan_runtime.checkpoints.snapshot import (
     list_tensors,
     restore_updater,
 )
-from graphplan_runtime.faults.status import Phase, Status
+from graphplan_runtime.faults.status import WAITING, Phase, Status
 from graphplan_runtime.messages.losses import LossExchange
 from graphplan_runtime.messages.queues import Note
 from graphplan_runtime.messages.transport import Transport
@@ -264,12 +264,12 @@ class Pipeline:
             return loss
         told = self.losses.open()
         run_actions(actions, state, self.status)
-        self.status.numbers[3] = 1
+        self.status.numbers[WAITING] = 1
         self.updater.finish()
         told.tell(state.sum_losses())
         loss = told.hear()
         self._note([state])
-        self.status.numbers[3] = 0
+        self.status.numbers[WAITING] = 0
         return loss
 
     def _note(self, ended: Iterable[StepState]) -> None:

@@ -20,6 +20,7 @@ from graphplan.cost.cores import keep_cores
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.task import Instruction
 from graphplan_runtime.faults.board import Board
 from graphplan_runtime.faults.failures import Failure, describe_error, write_failure
 from graphplan_runtime.faults.monitor import Monitor, end_process
@@ -51,6 +52,8 @@ class Worker:
         self.folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
         self.status = Status(self.folder / f"status-{self.rank}" if self.folder else None)
         self.board: Board | None = None
+        self.lines: tuple[tuple[Instruction, ...], ...] = ((),) * self.num_ranks
+        """What every rank runs; nothing until the plan is read."""
         if self.folder:
             (self.folder / f"pid-{self.rank}").write_text(str(os.getpid()))
 
@@ -119,9 +122,7 @@ class Worker:
 
     def _fail(self, error: BaseException) -> None:
         """Tell the first cause: this error, or the one that it is a consequence of."""
-        place = self.status.read().describe(
-            getattr(self, "lines", ((),) * self.num_ranks)[self.rank]
-        )
+        place = self.status.read().describe(self.lines[self.rank])
         failure = describe_error(error, rank=self.rank, place=place)
         if self.board is not None:
             try:

@@ -77,23 +77,7 @@ def command(
 
     Ctrl-C keeps what was measured: the table is written with estimates for the rest.
     """
-    if costs is not None and not costs.startswith(LEARNED):
-        raise InvalidOption(
-            f"{costs!r} is no learned cost model.", remedy="Write --costs learned:cost.json."
-        )
-    if (gpu or costs) and device:
-        raise InvalidOption(
-            "--device measures, --estimate and --costs do not.", remedy="Give one of them."
-        )
-    if (gpu or costs) and ranks_per_host is not None:
-        raise InvalidOption(
-            "--ranks-per-host is for measuring.", remedy="Leave it away, or give --device cpu."
-        )
-    if precision and not (gpu or costs):
-        raise InvalidOption(
-            "A measurement runs in the precision of the model.",
-            remedy="Use --precision with --estimate or --costs, or change the model's dtype.",
-        )
+    check_wishes(device, gpu, costs, ranks_per_host, precision)
     start = time.perf_counter()
     sizes = parse_sizes(batch_sizes) if batch_sizes else None
     if gpu or costs:
@@ -121,6 +105,33 @@ def command(
     elif not quiet:
         print_table(graph, table, facts)
     return 130 if "interrupted" in table.provenance else 0
+
+
+def check_wishes(
+    device: str | None,
+    gpu: str | None,
+    costs: str | None,
+    ranks_per_host: int | None,
+    precision: str | None,
+) -> None:
+    """Refuse options that contradict each other."""
+    if costs is not None and not costs.startswith(LEARNED):
+        raise InvalidOption(
+            f"{costs!r} is no learned cost model.", remedy="Write --costs learned:cost.json."
+        )
+    if (gpu or costs) and device:
+        raise InvalidOption(
+            "--device measures, --estimate and --costs do not.", remedy="Give one of them."
+        )
+    if (gpu or costs) and ranks_per_host is not None:
+        raise InvalidOption(
+            "--ranks-per-host is for measuring.", remedy="Leave it away, or give --device cpu."
+        )
+    if precision and not (gpu or costs):
+        raise InvalidOption(
+            "A measurement runs in the precision of the model.",
+            remedy="Use --precision with --estimate or --costs, or change the model's dtype.",
+        )
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,8 +66,12 @@ def default_folder() -> Path:
     """GRAPHPLAN_CACHE_DIR, else the folder `graphplan` of the user's cache."""
     if chosen := os.environ.get("GRAPHPLAN_CACHE_DIR"):
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "graphplan"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "graphplan"
+    try:
+        return Path.home() / ".cache" / "graphplan"
+    except RuntimeError:  # A user without a home, as in containers.
+        return Path(tempfile.gettempdir()) / f"graphplan-{os.getuid()}"
 
 
 class ProfileCache:

@@ -39,7 +39,7 @@ def _adopt_type(kind: DeviceType, table: ProfileTable | None) -> DeviceType:
 
 def _adopt_link(node: Node, host_by_type: Mapping[str, Host]) -> Node:
     """The measured link where all devices of a node are of measured types; the slowest one."""
-    hosts = [host_by_type.get(name) for name in set(node.devices)]
+    hosts = [host_by_type.get(name) for name in sorted(set(node.devices))]
     links = [host.link for host in hosts if host is not None]
     if len(links) < len(hosts):
         return node

@@ -28,13 +28,13 @@ from graphplan.cost.judge import Guess, find_unit_ratios, judge_part
 from graphplan.cost.learned_network import TrainedNetwork
 from graphplan.cost.learned_train import train_network
 from graphplan.cost.lessons import Lesson, flatten_lessons, read_lesson, tabulate_seconds
-from graphplan.cost.novelty import build_fence
+from graphplan.cost.novelty import Fence, build_fence
 from graphplan.cost.predictors import NetworkPredictor, Predictor, TreesPredictor
 from graphplan.cost.split import Split, split_models
 from graphplan.cost.stepratio import RatioFit, fit_ratio, measure_ratio
 from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.costset import CostSample, CostSet
-from graphplan.nouns.learned import Card, LearnedCosts, LearnedDevice, Part
+from graphplan.nouns.learned import Array, Card, LearnedCosts, LearnedDevice, Part
 
 LIKELY = 0.68
 """Share of the validation units whose error is to be within the deviation that is told."""
@@ -90,9 +90,11 @@ def learn_costs(
         "trees": _scale_trees(boost, school.validation),
     }
     return _collect(
-        school, predictors, ratio, seed=seed, epochs=network.epochs,
+        _Candidates(school, predictors, ratio),
+        seed=seed,
+        epochs=network.epochs,
         seconds=time.perf_counter() - start,
-    )  # fmt: skip
+    )
 
 
 class _School:
@@ -186,44 +188,38 @@ def _pull(errors: Sequence[float], overall: float) -> float:
     return (len(errors) * own + DEVIATION_PRIOR * overall) / (len(errors) + DEVIATION_PRIOR)
 
 
-def _collect(
-    school: _School,
-    predictors: dict[str, Predictor],
-    ratio: RatioFit,
-    *,
-    seed: int,
-    epochs: int,
-    seconds: float,
-) -> LearnedCosts:
-    """The file: the better predictor, and a card about both."""
+@dataclasses.dataclass(frozen=True)
+class _Candidates:
+    """Both predictors with what they share, to be judged on a part of the data."""
 
-    def judge(lessons: Sequence[Lesson], models: frozenset[str], chosen: str | None) -> Part:
+    school: _School
+    predictors: dict[str, Predictor]
+    ratio: RatioFit
+
+    def judge(
+        self, lessons: Sequence[Lesson], models: frozenset[str], chosen: str | None = None
+    ) -> Part:
+        """How good they and the roofline are on some lessons."""
         told = {
-            name: [_guess(each, ratio, lesson) for lesson in lessons]
-            for name, each in predictors.items()
+            name: [_guess(each, self.ratio, lesson) for lesson in lessons]
+            for name, each in self.predictors.items()
         }
-        told["roofline"] = school.guess_by_roofline(models)
+        told["roofline"] = self.school.guess_by_roofline(models)
         return judge_part(lessons, told, chosen=chosen)
 
+    def measure_errors(self) -> dict[str, float]:
+        """Error of ops plus error of steps on the validation models, by predictor."""
+        part = self.judge(self.school.validation, self.school.split.validation)
+        scores = part.score_by_predictor
+        return {name: scores[name].op_error + scores[name].step_error for name in self.predictors}
+
+
+def _collect(candidates: _Candidates, *, seed: int, epochs: int, seconds: float) -> LearnedCosts:
+    """The file: the better predictor, and a card about both."""
+    school, judge = candidates.school, candidates.judge
     split = school.split
-    scores = judge(school.validation, split.validation, None).score_by_predictor
-    errors = {name: scores[name].op_error + scores[name].step_error for name in predictors}
+    errors = candidates.measure_errors()
     chosen = min(errors, key=lambda name: errors[name])
-    predictor = predictors[chosen]
-    fence = build_fence([lesson.features for lesson in school.training])
-    error = max(ratio.error, measure_ratio(ratio, school.validation))
-    arrays = predictor.pack() | {
-        name: pack_array(values)
-        for name, values in {
-            "ratio.mean": ratio.mean,
-            "ratio.deviation": ratio.deviation,
-            "ratio.coefficients": ratio.coefficients,
-            "ratio.error": numpy.array([error]),
-            "fence.low": fence.low,
-            "fence.high": fence.high,
-            "fence.devices": fence.devices,
-        }.items()
-    }
     card = Card(
         date=str(datetime.date.today()),
         versions=_list_versions(),
@@ -238,6 +234,7 @@ def _collect(
         epochs=epochs,
         training_s=round(seconds, 1),
     )
+    fence = build_fence([lesson.features for lesson in school.training])
     return LearnedCosts(
         predictor="network" if chosen == "network" else "trees",
         card=card,
@@ -249,8 +246,24 @@ def _collect(
         kinds=fence.kinds,
         families=FAMILIES,
         dtypes=fence.dtypes,
-        arrays=arrays,
+        arrays=candidates.predictors[chosen].pack() | _pack_rest(candidates, fence),
     )
+
+
+def _pack_rest(candidates: _Candidates, fence: Fence) -> dict[str, Array]:
+    """What every prediction needs besides its predictor: step ratios, and the known range."""
+    ratio = candidates.ratio
+    error = max(ratio.error, measure_ratio(ratio, candidates.school.validation))
+    values_by_name = {
+        "ratio.mean": ratio.mean,
+        "ratio.deviation": ratio.deviation,
+        "ratio.coefficients": ratio.coefficients,
+        "ratio.error": numpy.array([error]),
+        "fence.low": fence.low,
+        "fence.high": fence.high,
+        "fence.devices": fence.devices,
+    }
+    return {name: pack_array(values) for name, values in values_by_name.items()}
 
 
 def _list_versions() -> dict[str, str]:

@@ -26,6 +26,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from graphplan.files import read_noun
 from graphplan.frontend import (
     Captured,
+    ModelFile,
     StageModule,
     cut_graph,
     load_model_file,
@@ -36,6 +37,8 @@ from graphplan.frontend import (
 from graphplan.nouns.plan import Plan
 
 HERE = Path(__file__).resolve().parent
+FED = "fed_"
+"""Begins the keywords of model inputs: torch's `step` has words of its own, such as `target`."""
 
 
 class Carrier(nn.Module):
@@ -46,7 +49,8 @@ class Carrier(nn.Module):
         self.stage, self.taken, self.sent = stage, tuple(taken), tuple(sent)
 
     def forward(self, *carried: torch.Tensor, **fed: torch.Tensor) -> Any:
-        values = dict(zip(self.taken, map(tidy_gradient, carried), strict=True)) | fed
+        values = dict(zip(self.taken, map(tidy_gradient, carried), strict=True))
+        values |= {name.removeprefix(FED): tensor for name, tensor in fed.items()}
         values |= self.stage.run_values(values)
         if self.stage.loss is not None:
             return values[self.stage.loss].reshape(1)
@@ -81,8 +85,8 @@ def carry_values(stages: Sequence[StageModule]) -> list[list[str]]:
 
 
 def feed_stage(stage: StageModule, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model inputs that a stage reads itself."""
-    return {each.name: batch[each.name] for each in stage.inputs if each.source is None}
+    """The model inputs that a stage reads itself, by keyword."""
+    return {FED + each.name: batch[each.name] for each in stage.inputs if each.source is None}
 
 
 def main() -> None:
@@ -91,58 +95,110 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    plan, file, captured = read_export()
+    torch.manual_seed(0)
+    state = dict(file.build().state_dict())
+    stages = cut_stages(plan, captured)
+    rank, device = join_ranks()
+    mine = [s for s, stage in enumerate(plan.stages.stages) if rank in stage.devices]
+    for s in mine:
+        load_weights(stages[s], state)
+        stages[s].to(device)
+    own = [stages[s] for s in mine]
+    schedule = make_schedule(plan, stages, mine, device)
+    optimizers = make_optimizers(file, own)
+    for step in range(options.steps):
+        torch.manual_seed(step + 1)
+        batch = captured.flatten_batch(file.inputs(plan.training.batch_size))
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        losses = run_step(schedule, own, batch, plan.training.batch_size)
+        if losses:
+            say({"step": step, "loss": float(torch.stack(losses).detach().mean())})
+        if options.check and step == 0:
+            check_step(captured, state, batch, own)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def read_export() -> tuple[Plan, ModelFile, Captured]:
+    """The plan of this folder, and the model beside it, which must be the plan's."""
     plan = read_noun(HERE / "plan.json", Plan)
     choices = json.loads((HERE / "settings.json").read_text())
     spec = str(HERE / "model.py") + (f":{choices['builder']}" if choices["builder"] else "")
     file = load_model_file(spec, settings=choices["settings"])
     captured = trace_model_file(file)
-    assert captured.graph.fingerprint == plan.model.fingerprint, "model.py is not the plan's model"
-    torch.manual_seed(0)
-    model = file.build()
+    if captured.graph.fingerprint != plan.model.fingerprint:
+        sys.exit("model.py is not the plan's model: export the plan again with --model.")
+    return plan, file, captured
+
+
+def cut_stages(plan: Plan, captured: Captured) -> tuple[StageModule, ...]:
+    """The stage modules; none may hold a weight of another."""
     stages = cut_graph(
         captured, {op: s for s, stage in enumerate(plan.stages.stages) for op in stage.ops}
     )
-    tied = shared_weights(stages)
-    assert not tied, f"stages share the weights {sorted(tied)}: run this plan with `graphplan run`"
-    rank = int(os.environ["RANK"])
-    device = torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+    tied = sorted(shared_weights(stages))
+    if tied:
+        sys.exit(f"Stages share the weights {tied}: run this plan with `graphplan run`.")
+    return stages
+
+
+def join_ranks() -> tuple[int, torch.device]:
+    """This process's rank in the plan, and its device on this node."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    state = dict(model.state_dict())
-    mine = [s for s, stage in enumerate(plan.stages.stages) if rank in stage.devices]
+    return dist.get_rank(), device
+
+
+def make_schedule(
+    plan: Plan, stages: Sequence[StageModule], mine: Sequence[int], device: torch.device
+) -> _PipelineScheduleRuntime:
+    """torch's runtime with the exported schedule."""
     sent = carry_values(stages)
-    pipes = []
-    for s in mine:
-        load_weights(stages[s], state)
-        carrier = Carrier(stages[s].to(device), sent[s - 1] if s else [], sent[s])
-        pipes.append(PipelineStage(carrier, s, len(stages), device))
-    size = plan.stages.stages[0].micro_batch_size
+    pipes = [
+        PipelineStage(Carrier(stages[s], sent[s - 1] if s else [], sent[s]), s, len(stages), device)
+        for s in mine
+    ]
     schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
         pipes,
-        plan.training.batch_size // size,
+        plan.training.batch_size // plan.stages.stages[0].micro_batch_size,
         loss_fn=lambda output, _: output.sum(),
         scale_grads=True,
     )
     schedule._load_csv(str(HERE / "schedule.csv"))
-    parameters = [p for s in mine for p in stages[s].parameters() if p.requires_grad]
-    optimizer = file.optimizer(parameters) if file.optimizer else torch.optim.SGD(parameters, 1e-3)
-    for step in range(options.steps):
-        torch.manual_seed(step + 1)
-        batch = captured.flatten_batch(file.inputs(plan.training.batch_size))
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        losses: list[torch.Tensor] = []
-        fed: dict[str, torch.Tensor] = {}
-        for s in mine:
-            fed |= feed_stage(stages[s], batch)
-        target = torch.zeros(plan.training.batch_size, device=device)
-        kwargs: dict[str, Any] = {**fed, "target": target, "losses": losses}
-        schedule.step(**kwargs, return_outputs=False)
-        if losses:
-            say({"step": step, "loss": float(torch.stack(losses).detach().mean())})
-        if options.check and step == 0:
-            check_step(captured, state, batch, [stages[s] for s in mine])
-        optimizer.step()
-        optimizer.zero_grad()
-    dist.destroy_process_group()
+    return schedule
+
+
+def make_optimizers(file: ModelFile, own: Sequence[StageModule]) -> list[torch.optim.Optimizer]:
+    """One for the weights of this rank; none where its stages have no weights."""
+    parameters = [p for stage in own for p in stage.parameters() if p.requires_grad]
+    if not parameters:
+        return []
+    return [file.optimizer(parameters) if file.optimizer else torch.optim.SGD(parameters, 1e-3)]
+
+
+def run_step(
+    schedule: _PipelineScheduleRuntime,
+    own: Sequence[StageModule],
+    batch: dict[str, torch.Tensor],
+    batch_size: int,
+) -> list[torch.Tensor]:
+    """Forwards and backwards of a batch; its losses where the last stage is."""
+    losses: list[torch.Tensor] = []
+    device = next(iter(batch.values())).device
+    kwargs: dict[str, Any] = {
+        "target": torch.zeros(batch_size, device=device),  # torch wants one to call the loss.
+        "losses": losses,
+    }
+    for stage in own:
+        kwargs |= feed_stage(stage, batch)
+    schedule.step(**kwargs, return_outputs=False)
+    return losses
 
 
 def check_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Literal
 
 from graphplan.nouns.base import Noun
@@ -51,46 +52,62 @@ def _judge_path(timeline: Timeline) -> list[Finding]:
             update[each.stage] += seconds
         else:
             compute[each.stage] += seconds
-    total = timeline.makespan_s
-    found = []
-    if compute:
-        stage = max(compute, key=compute.__getitem__)
-        found.append(
-            Finding(
-                kind="compute",
-                place=f"stage {stage}",
-                share=compute[stage] / total,
-                message=f"Stage {stage} computes for {compute[stage]:.4g} s of the critical path of"
-                f" {total:.4g} s.",
-                remedy="Give it fewer ops or more devices.",
-            )
+    return [
+        *_judge_compute(compute, timeline.makespan_s),
+        *_judge_transfers(transfer, timeline.makespan_s),
+        *_judge_updates(update, timeline.makespan_s),
+    ]
+
+
+def _judge_compute(seconds_by_stage: Mapping[int, float], total_s: float) -> list[Finding]:
+    if not seconds_by_stage:
+        return []
+    stage = max(seconds_by_stage, key=seconds_by_stage.__getitem__)
+    return [
+        Finding(
+            kind="compute",
+            place=f"stage {stage}",
+            share=seconds_by_stage[stage] / total_s,
+            message=f"Stage {stage} computes for {seconds_by_stage[stage]:.4g} s of the critical"
+            f" path of {total_s:.4g} s.",
+            remedy="Give it fewer ops or more devices.",
         )
-    if sum(transfer.values()) > 0:
-        worst = max(transfer, key=transfer.__getitem__)
-        found.append(
-            Finding(
-                kind="transfer",
-                place=worst,
-                share=sum(transfer.values()) / total,
-                message=f"Transfers take {sum(transfer.values()):.4g} s of the critical path of"
-                f" {total:.4g} s, most of it {worst} ({transfer[worst]:.4g} s).",
-                remedy="Cut where less flows, put the two stages on one node, or keep more"
-                " micro-batches in flight.",
-            )
+    ]
+
+
+def _judge_transfers(seconds_by_edge: Mapping[str, float], total_s: float) -> list[Finding]:
+    spent_s = sum(seconds_by_edge.values())
+    if spent_s <= 0:
+        return []
+    worst = max(seconds_by_edge, key=seconds_by_edge.__getitem__)
+    return [
+        Finding(
+            kind="transfer",
+            place=worst,
+            share=spent_s / total_s,
+            message=f"Transfers take {spent_s:.4g} s of the critical path of {total_s:.4g} s, most"
+            f" of it {worst} ({seconds_by_edge[worst]:.4g} s).",
+            remedy="Cut where less flows, put the two stages on one node, or keep more"
+            " micro-batches in flight.",
         )
-    if sum(update.values()) > 0:
-        stage = max(update, key=update.__getitem__)
-        found.append(
-            Finding(
-                kind="update",
-                place=f"stage {stage}",
-                share=sum(update.values()) / total,
-                message=f"Reductions and updates take {sum(update.values()):.4g} s of the critical"
-                f" path of {total:.4g} s, most of it in stage {stage}.",
-                remedy="Use fewer replicas of a stage with many parameters, or larger batches.",
-            )
+    ]
+
+
+def _judge_updates(seconds_by_stage: Mapping[int, float], total_s: float) -> list[Finding]:
+    spent_s = sum(seconds_by_stage.values())
+    if spent_s <= 0:
+        return []
+    stage = max(seconds_by_stage, key=seconds_by_stage.__getitem__)
+    return [
+        Finding(
+            kind="update",
+            place=f"stage {stage}",
+            share=spent_s / total_s,
+            message=f"Reductions and updates take {spent_s:.4g} s of the critical path of"
+            f" {total_s:.4g} s, most of it in stage {stage}.",
+            remedy="Use fewer replicas of a stage with many parameters, or larger batches.",
         )
-    return found
+    ]
 
 
 def _judge_bubble(timeline: Timeline) -> list[Finding]:

@@ -1,14 +1,14 @@
 """run_numba: the event loop of `run.py`, compiled; the same steps on the same numbers.
 
-Floating-point operations come in the same order as in plain Python, without fused or reby_time
+Floating-point operations come in the same order as in plain Python, without fused or reordered
 arithmetic, so that both engines agree to the last bit.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from graphplan.jit import compile_loop
 from graphplan.simulate.compiled import Compiled, Floats, Ints, Times
 
 
@@ -32,7 +32,7 @@ def run_numba(compiled: Compiled, *, contention: bool = True) -> Times:
     return Times(task_start[:-1], task_end, message_start)
 
 
-@numba.njit(cache=True)
+@compile_loop
 def _run(
     tasks: tuple[Ints, Ints, Ints, Floats],
     messages: tuple[Ints, Ints, Floats, Floats],
@@ -113,7 +113,7 @@ def _run(
                 queued = _push(queue_time, queue_device, queued, end, device_of[reader], by_time)
 
 
-@numba.njit(cache=True)
+@compile_loop
 def _push(
     queue_time: Floats, queue_device: Ints, queued: int, time: float, device: int, by_time: bool
 ) -> int:
@@ -130,7 +130,7 @@ def _push(
     return queued + 1
 
 
-@numba.njit(cache=True)
+@compile_loop
 def _sift_down(queue_time: Floats, queue_device: Ints, queued: int) -> None:
     """Move the first entry of a heap of `queued` down to its place."""
     time, device = queue_time[0], queue_device[0]

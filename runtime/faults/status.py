@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from graphplan.nouns.task import Instruction, Task
 
-_FIELDS = 4
+PHASE, STEP, POSITION, WAITING = range(4)
+"""Where the numbers of a `Place` are in memory."""
 
 
 class Phase(enum.IntEnum):
@@ -51,7 +52,7 @@ class Status:
     """The place of this rank; in a file when a path is given."""
 
     def __init__(self, path: Path | None = None) -> None:
-        size = 8 * _FIELDS
+        size = 8 * len(Place._fields)
         if path is None:
             self._memory: mmap.mmap | bytearray = bytearray(size)
         else:
@@ -59,13 +60,13 @@ class Status:
             with path.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), size)
         self.numbers = memoryview(self._memory).cast("q")
-        """Phase, step, position, whether it waits: written by whoever knows."""
+        """A `Place`, each number written by whoever knows it."""
 
     def enter(self, phase: Phase, *, step: int | None = None) -> None:
         """Begin a phase."""
         if step is not None:
-            self.numbers[1] = step
-        self.numbers[0] = phase
+            self.numbers[STEP] = step
+        self.numbers[PHASE] = phase
 
     def read(self) -> Place:
         """Where the rank is now."""
@@ -78,4 +79,4 @@ def read_status(path: Path) -> Place | None:
         numbers = memoryview(path.read_bytes()).cast("q")
     except (OSError, TypeError):
         return None
-    return Place(*numbers) if len(numbers) == _FIELDS else None
+    return Place(*numbers) if len(numbers) == len(Place._fields) else None

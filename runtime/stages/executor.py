@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from graphplan_runtime.faults.failures import LostPeer
-from graphplan_runtime.faults.status import Status
+from graphplan_runtime.faults.status import POSITION, WAITING, Status
 from graphplan_runtime.messages.letters import Letters
 from graphplan_runtime.messages.queues import MarkedNote, Work
 from graphplan_runtime.updates.scaling import LossScale
@@ -70,18 +70,18 @@ def run_actions(actions: Actions, state: StepState, status: Status) -> None:
     """One step: all actions, then whatever is still being sent."""
     numbers = status.numbers
     for position, action in actions:
-        numbers[2] = position
+        numbers[POSITION] = position
         action(state)
     finish_sends(state, status)
 
 
 def finish_sends(state: StepState, status: Status) -> None:
     """Wait until everything is sent."""
-    status.numbers[3] = 1
+    status.numbers[WAITING] = 1
     for works in state.sends.values():
         for peer, work in works:
             finish_send(peer, work)
-    status.numbers[3] = 0
+    status.numbers[WAITING] = 0
 
 
 def finish_send(peer: int, work: Work) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.task import Instruction, Task, Transfer
-from graphplan_runtime.faults.status import Status
+from graphplan_runtime.faults.status import WAITING, Status
 from graphplan_runtime.messages.deliveries import Delivery, Mailbox, Routes, Slot
 from graphplan_runtime.messages.letters import Letters, add_letters
 from graphplan_runtime.messages.rows import BatchAxis
@@ -283,11 +283,11 @@ class _Resolver:
         run = closing.reduce if task.kind == "R" else closing.update
 
         def close(state: StepState) -> None:
-            numbers[3] = task.kind == "R"
+            numbers[WAITING] = task.kind == "R"
             start = mark()
             run(task.stage)
             state.notes.append((task, start, start, mark()))
-            numbers[3] = 0
+            numbers[WAITING] = 0
 
         return close
 
@@ -308,9 +308,9 @@ class _Resolver:
         def gather(state: StepState) -> list[torch.Tensor]:
             found: list[torch.Tensor] = []
             if waits:
-                numbers[3] = 1
+                numbers[WAITING] = 1
                 found = state.letters.pop(box).wait()  # type: ignore[assignment]
-                numbers[3] = 0
+                numbers[WAITING] = 0
             for place, cut in fed:
                 found.insert(place, cut(state))
             return found
@@ -353,9 +353,9 @@ class _Resolver:
         def gather(state: StepState) -> list[torch.Tensor | None]:
             letters: list[torch.Tensor | None] = []
             if slots:
-                numbers[3] = 1
+                numbers[WAITING] = 1
                 letters = state.letters.pop(box).wait()
-                numbers[3] = 0
+                numbers[WAITING] = 0
             found = [add_letters(letters, places) for places in by_output]
             if loss_index is not None:
                 update = (state.first + task.micro_batch) // accumulate

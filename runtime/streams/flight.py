@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from graphplan.nouns.task import Instruction
-from graphplan_runtime.faults.status import Status
+from graphplan_runtime.faults.status import POSITION, WAITING, Status
 from graphplan_runtime.messages.losses import BatchLoss, LossExchange
 from graphplan_runtime.stages.executor import Action, Actions, StepState, finish_sends
 from graphplan_runtime.streams.lines import Step
@@ -128,16 +128,16 @@ class Flight:
         numbers, batches = self.status.numbers, self.batches
         for move in moves:
             if not isinstance(move, Step):
-                numbers[3] = 1
+                numbers[WAITING] = 1
                 run = self.updater.join if isinstance(move, Join) else self.updater.meet
                 run(move.update)
-                numbers[3] = 0
+                numbers[WAITING] = 0
                 continue
             batch, instruction = move
             aloft = batches[batch]
             found = aloft.actions.get(instruction)
             if found is not None:
-                numbers[2] = found[0]
+                numbers[POSITION] = found[0]
                 found[1](aloft.state)
 
     def _land(self, stop: int) -> None:
@@ -155,6 +155,6 @@ class Flight:
 
     def _hear(self, batch: int) -> None:
         if batch in self._losses:
-            self.status.numbers[3] = 1
+            self.status.numbers[WAITING] = 1
             self.told.append(self._losses.pop(batch)[0].hear())
-            self.status.numbers[3] = 0
+            self.status.numbers[WAITING] = 0

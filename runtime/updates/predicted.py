@@ -18,7 +18,6 @@ alone are those of the forward, except views and casts of autocast (recast.py).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -153,19 +152,8 @@ class SpecTrain2(Directed):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        found = super().state_tensors()
-        for micro_batch, leaves in self._kept.items():
-            trained = (leaf.detach() for leaf in leaves if leaf.requires_grad)
-            found |= {f"kept.{micro_batch}.{i}": each for i, each in enumerate(trained)}
-        return found
+        return super().state_tensors() | self.name_leaves("kept", self._kept)
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().load_tensors(tensors)
-        found: dict[int, dict[int, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            match = re.fullmatch(r"kept\.(\d+)\.(\d+)", name)
-            if match:
-                found.setdefault(int(match[1]), {})[int(match[2])] = tensor
-        for micro_batch, by_place in found.items():
-            own = [by_place[i].to(each.device) for i, each in enumerate(self.trainable)]
-            self._kept[micro_batch] = self.make_leaves(own)
+        self._kept = self.find_leaves("kept", tensors)

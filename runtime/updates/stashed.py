@@ -11,7 +11,6 @@ nobody needs what they hold.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -34,7 +33,7 @@ class Stash(StreamVersions):
 
     def version_of(self, micro_batch: int) -> int:
         """The version that a micro-batch uses."""
-        return max(self.origin, micro_batch - self.warmup) // self.accumulate
+        return self.met_forward(micro_batch)
 
     def forward_weights(self, micro_batch: int) -> Tensors:
         self._next = micro_batch + 1
@@ -76,24 +75,11 @@ class Stash(StreamVersions):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            f"version.{version}.{place}": leaf.detach()
-            for version, leaves in self._versions.items()
-            if version != self.num_updates
-            for place, leaf in enumerate(leaves)
-            if leaf.requires_grad
-        }
+        older = {n: leaves for n, leaves in self._versions.items() if n != self.num_updates}
+        return self.name_leaves("version", older)
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._versions.clear()
-        found: dict[int, dict[int, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            match = re.fullmatch(r"version\.(\d+)\.(\d+)", name)
-            if match:
-                found.setdefault(int(match[1]), {})[int(match[2])] = tensor
-        for version, by_place in sorted(found.items()):
-            own = [by_place[place].to(self.weights[place].device) for place in sorted(by_place)]
-            self._versions[version] = self.make_leaves(own)
+        self._versions = self.find_leaves("version", tensors)
 
     def adopt(self, micro_batch: int, stamp: int) -> None:
         self._next = max(self._next, micro_batch + 1)
@@ -116,4 +102,4 @@ class DoubleBuffered(Stash):
     """`2bw`: the version before the current one of the micro-batch's own update."""
 
     def version_of(self, micro_batch: int) -> int:
-        return max(micro_batch // self.accumulate - 1, 0)
+        return max(self.met_backward(micro_batch) - 1, 0)

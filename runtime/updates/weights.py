@@ -14,6 +14,7 @@ are asserted: whatever the timing, an order that breaks them is a bug.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -101,9 +102,17 @@ class StreamVersions(WeightVersions):
         self.is_deferred = False
         """Whether updates are applied when they are first used, and not as soon as they can be."""
 
+    def met_forward(self, micro_batch: int) -> int:
+        """The version that the warm-up promises to the forward of a micro-batch."""
+        return max(self.origin, micro_batch - self.warmup) // self.accumulate
+
+    def met_backward(self, micro_batch: int) -> int:
+        """The version that its backward meets: that of its own update."""
+        return micro_batch // self.accumulate
+
     def stamp(self, micro_batch: int) -> int:
-        """The version that a forward meets; it must be the one that the warm-up promises."""
-        promised = max(self.origin, micro_batch - self.warmup) // self.accumulate
+        """The version that a forward meets; it must be the promised one."""
+        promised = self.met_forward(micro_batch)
         assert self._is_promised(promised, micro_batch), (
             f"F of micro-batch {micro_batch} at stage {self.stage} meets version"
             f" {self.num_updates}, not {promised}"
@@ -112,7 +121,7 @@ class StreamVersions(WeightVersions):
 
     def check_stamp(self, micro_batch: int, stamp: int) -> None:
         """The backward meets the version of its own update, whatever the forward noted."""
-        promised = micro_batch // self.accumulate
+        promised = self.met_backward(micro_batch)
         assert self._is_promised(promised, micro_batch) and stamp <= self.num_updates, (
             f"B of micro-batch {micro_batch} at stage {self.stage} meets version"
             f" {self.num_updates}, not {promised}; F met {stamp}"
@@ -123,12 +132,12 @@ class StreamVersions(WeightVersions):
 
     def _is_promised(self, promised: int, micro_batch: int) -> bool:
         """Whether the current version is the promised one; a deferred one may come until used."""
-        least = max(micro_batch // self.accumulate - 1, 0) if self.is_deferred else promised
+        least = max(self.met_backward(micro_batch) - 1, 0) if self.is_deferred else promised
         return least <= self.num_updates <= promised
 
     def distance(self, micro_batch: int) -> int:
         """Updates between the version that a forward meets now and that of its backward."""
-        return micro_batch // self.accumulate - self.num_updates
+        return self.met_backward(micro_batch) - self.num_updates
 
     def make_leaves(self, tensors: Tensors) -> list[torch.Tensor]:
         """The weights with leaves of autograd in place of the trained ones.
@@ -151,3 +160,33 @@ class StreamVersions(WeightVersions):
                 else:
                     weight.grad += leaf.grad
                 leaf.grad = None
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    @staticmethod
+    def name_leaves(word: str, leaves_by_number: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
+        """The trained tensors of numbered versions, as `word.number.place`."""
+        return {
+            f"{word}.{number}.{place}": leaf.detach()
+            for number, leaves in leaves_by_number.items()
+            for place, leaf in enumerate(leaves)
+            if leaf.requires_grad
+        }
+
+    def find_leaves(
+        self, word: str, tensors: Mapping[str, torch.Tensor]
+    ) -> dict[int, list[torch.Tensor]]:
+        """Leaves by number again, from what `name_leaves` gave."""
+        found: dict[int, dict[int, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if match := re.fullmatch(rf"{re.escape(word)}\.(\d+)\.(\d+)", name):
+                found.setdefault(int(match[1]), {})[int(match[2])] = tensor
+        return {
+            number: self.make_leaves(
+                [
+                    by_place[place].to(own.device)
+                    for place, own in zip(sorted(by_place), self.trainable, strict=True)
+                ]
+            )
+            for number, by_place in sorted(found.items())
+        }

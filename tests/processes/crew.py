@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -55,7 +57,7 @@ class Crew:
         while waiting and time.monotonic() < deadline:
             for ready in multiprocessing.connection.wait(waiting, timeout=1):
                 assert isinstance(ready, Connection)
-                answer = answers[pipes.index(ready)] = ready.recv()
+                answer = answers[pipes.index(ready)] = receive(ready)
                 waiting.remove(ready)
                 if answer[0] == "error":
                     deadline = min(deadline, time.monotonic() + 5)
@@ -66,7 +68,8 @@ class Crew:
         context.set_forkserver_preload(["tests.processes.preload"])
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs,), daemon=True)
-        process.start()
+        with short_names():
+            process.start()
         self.members.append((process, ours))
 
     def dismiss(self) -> None:
@@ -77,9 +80,33 @@ class Crew:
         self.members.clear()
 
 
+def receive(pipe: Connection) -> tuple[str, Any]:
+    """The answer of a member, also of one that has died: the others of its test must not wait."""
+    try:
+        answer: tuple[str, Any] = pipe.recv()
+    except EOFError:
+        return "error", "the process ended without an answer"
+    return answer
+
+
+SHORT = "/tmp"
+"""Where multiprocessing makes its sockets, whose names have at most 107 bytes."""
+
+
+@contextlib.contextmanager
+def short_names() -> Iterator[None]:
+    """Temporary files go to a folder with a short name: the first start makes a socket there."""
+    before, tempfile.tempdir = tempfile.tempdir, SHORT
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
 def serve(pipe: Connection) -> None:
     """Run jobs until the pipe closes."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    tempfile.tempdir = SHORT  # Tensors of an answer go through a socket too.
     import torch
 
     torch.set_num_threads(1)

@@ -80,13 +80,17 @@ def none_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert not [pid for path in base.rglob("plan.json") for pid in list_ranks(path)]
 
 
+ABOUT_SIX = r"([6-9]|1\d)"
+"""Seconds that a timeout of 6 may have grown to before a busy machine looks."""
+
+
 @pytest.mark.parametrize(
     ("fault", "options", "told"),
     [
         ("raise", [], "ValueError: this stage is broken"),
         ("kill", [], "was killed by SIGKILL"),
-        ("hang", ["--hang-timeout", "6"], "no progress for 6 s"),
-        ("stop", ["--hang-timeout", "6"], "no sign of life for 6 s"),
+        ("hang", ["--hang-timeout", "6"], rf"no progress for {ABOUT_SIX} s"),
+        ("stop", ["--hang-timeout", "6"], rf"no sign of life for {ABOUT_SIX} s"),
         ("memory", [], "out of memory"),
         ("infinite", ["--check-finite"], "is not finite after 1F1"),
     ],
@@ -102,7 +106,7 @@ def test_first_cause_is_told(tmp_path: Path, fault: str, options: list[str], tol
         r"rank 1 \(stage 1, task (1\w\d)(, waiting for its tensors)?, step 1\)", first
     )
     assert place is not None, errors
-    assert told in first
+    assert re.search(told, first), errors
     assert not list_ranks(plan)
 
 
@@ -117,7 +121,7 @@ def test_a_hang_in_the_first_step_is_seen_as_soon(tmp_path: Path) -> None:
     _, errors = run.communicate(timeout=SECONDS)
     assert run.returncode == 1, errors
     assert re.search(r"rank 1 \(stage 1, task 1F\d, step 0\)", errors.splitlines()[0]), errors
-    assert re.search("no progress for [67] s", errors.splitlines()[0]), errors
+    assert re.search(rf"no progress for {ABOUT_SIX} s", errors.splitlines()[0]), errors
     assert not list_ranks(plan)
 
 

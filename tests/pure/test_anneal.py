@@ -24,7 +24,7 @@ from tools.families import RECIPES, describe_gnmt, describe_nasnet, pose_load
 def check_chain(problem: MaxLoad, chain: Chain) -> None:
     """The referee accepts its parts, and its value is what they weigh."""
     answer = make_parts_answer(problem, chain.parts, solver="auto", bound_s=0.0, proven=False)
-    check_parts(problem, answer)
+    assert check_parts(problem, answer).is_legal
     assert chain.value_s == pytest.approx(answer.value_s, rel=1e-9)
 
 
@@ -96,5 +96,5 @@ def test_a_passed_deadline_still_answers() -> None:
     """A wide graph and no time: the first cut, with its bound."""
     problem = pose_load(RECIPES["layered-8x20"](), 8, tensor_share=1.0)
     answer = solve_maxload(problem, time_limit_s=0.01)
-    check_parts(problem, answer)
+    assert check_parts(problem, answer).is_legal
     assert answer.bound_s <= answer.value_s

@@ -102,7 +102,7 @@ def test_polished_drafts_are_legal_and_no_worse(
     assert is_legal_draft(problem, found)
     assert {part.devices for part in found} <= set(groups)
     stages = assemble_stages(problem, found)
-    check_stages(make_model(problem), stages)
+    assert check_stages(make_model(problem), stages).is_legal
 
 
 def test_a_lopsided_draft_is_balanced() -> None:

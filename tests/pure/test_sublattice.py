@@ -139,5 +139,5 @@ def test_answers_for_a_grid_pass_the_referee() -> None:
     problem = make_grid(gpus=4)
     request = Request(evaluate=make_evaluator(CostModel(problem)), time_limit_s=8.0)
     answer: Answer = solve_problem(problem, "graph", request)
-    check_stages(make_model(problem), answer.stages)
+    assert check_stages(make_model(problem), answer.stages).is_legal
     assert answer.bound.step_s <= answer.step_s

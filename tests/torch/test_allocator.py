@@ -25,10 +25,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
 def test_large_blocks_are_not_fetched_again() -> None:
-    """Twenty blocks of 64 MB: with every block all its pages, or hardly any."""
+    """Twenty blocks of 64 MB: with every block all its pages, or hardly any.
+
+    Pages may be as large as 2 MB, of which twenty blocks have 640.
+    """
     faults = {
         way: int(subprocess.check_output([sys.executable, "-c", COUNT_FAULTS, way]))
         for way in ("keep", "give back")
     }
     assert faults["keep"] < 100
-    assert faults["give back"] > 5000
+    assert faults["give back"] > 500

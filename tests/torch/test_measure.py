@@ -263,27 +263,6 @@ def test_rounds_keep_the_fastest(captured: Captured, monkeypatch: pytest.MonkeyP
     assert max(row.forward_s[0] for row in table.rows) == 1.0
 
 
-def test_a_broken_cache_file_counts_as_empty(tmp_path: Path) -> None:
-    """Rubbish on disk is neither read nor an error."""
-    cache = ProfileCache("here", folder=tmp_path)
-    cache.add("x", Measurement(forward_s=1.0))
-    cache.save()
-    assert ProfileCache("here", folder=tmp_path).find("x") == Measurement(forward_s=1.0)
-    cache.path.write_text("{rubbish")
-    assert ProfileCache("here", folder=tmp_path).find("x") is None
-
-
-def test_two_processes_share_the_cache(tmp_path: Path) -> None:
-    """What another process wrote meanwhile is kept."""
-    one, two = (ProfileCache("here", folder=tmp_path) for _ in range(2))
-    one.add("a", Measurement(forward_s=1.0))
-    one.save()
-    two.add("b", Measurement(forward_s=2.0))
-    two.save()
-    again = ProfileCache("here", folder=tmp_path)
-    assert again.find("a") and again.find("b")
-
-
 def test_a_whole_step_leaves_the_model_alone() -> None:
     """Calibration changes neither weights nor gradients nor buffers of the user's module."""
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))

@@ -15,22 +15,29 @@ import pytest
 
 from graphplan_runtime.faults.pulse import Pulse
 
-SPIN = "while True: pass"
+READY = "print('ready', flush=True)\n"
+SPIN = READY + "while True: pass"
 NEST = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SPIN!r}])"
+SLEEP = "import time\n" + READY + "time.sleep(600)"
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[[str], None]]:
-    """Starts a process that runs some code until the test ends."""
+    """Starts a process that runs some code until the test ends; returns when it is ready."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(code: str) -> None:
-        started.append(subprocess.Popen([sys.executable, "-c", code], start_new_session=True))
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
 
     yield run
     for process in started:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
 
 
 def feel_from_outside(seconds: float, work: Callable[[], None]) -> float:
@@ -66,14 +73,12 @@ def test_a_thread_that_computes_is_not() -> None:
 def test_work_of_other_processes_counts(start: Callable[[str], None], code: str) -> None:
     """Those that this one has started, and those that they have started."""
     start(code)
-    time.sleep(1.0)
     assert feel_from_outside(1.0, lambda: time.sleep(1.0)) < 0.5
 
 
 def test_a_process_that_sleeps_does_not_count(start: Callable[[str], None]) -> None:
     """Compilers keep idle processes."""
-    start("import time; time.sleep(60)")
-    time.sleep(1.0)
+    start(SLEEP)
     assert feel_from_outside(1.0, lambda: time.sleep(1.0)) > 0.6
 
 

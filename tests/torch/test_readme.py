@@ -1,9 +1,10 @@
-"""The README's first command prints what the README shows."""
+"""The README's first command prints what the README shows, and its Python blocks run."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,6 @@ def test_the_first_command_prints_what_the_readme_shows(
     command = re.search(r"graphplan (search [^\n`]*)", README)
     assert command is not None
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     assert run_command(command[1].split()) == 0
     said = capsys.readouterr().out
@@ -47,10 +47,13 @@ def test_the_first_command_prints_what_the_readme_shows(
     assert (tmp_path / "plan.json").exists()
 
 
-def test_every_link_of_the_docs_leads_somewhere() -> None:
-    """Links between files of the project exist."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+def test_the_library_example_plans_the_model_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The README's Python blocks, in their order: a model file, then the same as a library."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE):
+        exec(block, names)
+    assert names["gp"].load("plan.json") == names["plan"]
+    assert capsys.readouterr().out

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from graphplan.jit import compile_loop
 from graphplan.nouns.problem import Floats, Ints
 
 MODULUS = 2147483647
@@ -16,10 +17,7 @@ MODULUS = 2147483647
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     if importlib.util.find_spec("numba") is None:
         return function
-    import numba
-
-    compiled: Callable[..., Any] = numba.njit(cache=True, error_model="numpy")(function)
-    return compiled
+    return compile_loop(function, error_model="numpy")
 
 
 @_compile

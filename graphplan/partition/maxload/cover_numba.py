@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import numba
 import numpy
 from numpy.typing import NDArray
 
+from graphplan.jit import compile_loop
 from graphplan.nouns.problem import Ints
 
 NEVER = 1 << 62
 
 
-@numba.njit(cache=True)
+@compile_loop
 def reach_compiled(
     first: int,
     last: int,
