@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TypeVar
 
 import numpy
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from graphplan.cost.model import bytes_per_trained_element
 from graphplan.nouns.problem import Floats, Flow, Ints, Problem
+from graphplan.partition.pipelines.remember import remember
 
 Number = TypeVar("Number", numpy.float64, numpy.int64)
 Rectangles = tuple[Ints, Ints]
@@ -60,12 +61,12 @@ class Intervals:
         """Nodes of the interval [first, last), sorted."""
         return tuple(sorted(node for block in self.blocks[first:last] for node in block))
 
-    @lru_cache(maxsize=1)  # noqa: B019  lives as long as one solve
+    @remember
     def legal(self) -> NDArray[numpy.bool_]:
         """Whether [i, j] is an interval: j > i."""
         return ~numpy.tri(self.num_blocks, self.num_blocks + 1, dtype=numpy.bool_)
 
-    @lru_cache(maxsize=1)  # noqa: B019
+    @remember
     def count_pins(self) -> Ints:
         """Different devices to which nodes of the interval are pinned."""
         counts = numpy.zeros((self.num_blocks, self.num_blocks + 1), dtype=numpy.int64)
@@ -77,7 +78,7 @@ class Intervals:
 
     # -- times -----------------------------------------------------------------------------------
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remember
     def times(self, types: tuple[int, ...], size: int) -> IntervalTimes:
         """Seconds at a sample size (its index) on the slowest of these device types."""
         problem = self.problem
@@ -93,7 +94,7 @@ class Intervals:
 
     # -- memory ----------------------------------------------------------------------------------
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remember
     def memory(self, size: int, *, recompute: bool) -> IntervalBytes:
         """Bytes at a sample size (its index), as `CostModel.stage_memory` counts them."""
         problem = self.problem
@@ -145,7 +146,7 @@ class Intervals:
 
     # -- transfers -------------------------------------------------------------------------------
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remember
     def transfers(self, size: int) -> tuple[Ints, Ints]:
         """Bytes that cross the interval's front and back for one micro-batch, both directions."""
         weights = [

@@ -10,7 +10,7 @@ a few levels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from graphplan.cost.model import bytes_per_trained_element
 from graphplan.nouns.problem import Floats, Ints, Problem
 from graphplan.partition.dag.downsets import list_members
 from graphplan.partition.pipelines.intervals import IntervalBytes, IntervalTimes
+from graphplan.partition.pipelines.remember import remember
 
 NUM_LEVELS = 8
 """Levels of workspace that are told apart."""
@@ -46,7 +47,7 @@ class Pairs:
         between = self.downsets[last] & ~self.downsets[first]
         return tuple(sorted(node for g in list_members(between) for node in self.groups[g]))
 
-    @lru_cache(maxsize=1)  # noqa: B019  lives as long as one solve
+    @remember
     def legal(self) -> Bools:
         """Whether the second down-set holds the first one and more."""
         sizes = self.held.sum(axis=1)
@@ -54,7 +55,7 @@ class Pairs:
         legal: Bools = (inside & (sizes[:, None] < sizes[None, :]))[:-1]
         return legal
 
-    @lru_cache(maxsize=1)  # noqa: B019
+    @remember
     def count_pins(self) -> Ints:
         """Different devices to which nodes of a stage are pinned."""
         counts = numpy.zeros((self.num_blocks, self.num_blocks + 1), dtype=numpy.int64)
@@ -66,7 +67,7 @@ class Pairs:
 
     # -- times -----------------------------------------------------------------------------------
 
-    @lru_cache(maxsize=4)  # noqa: B019
+    @remember
     def times(self, types: tuple[int, ...], size: int) -> IntervalTimes:
         """Seconds at a sample size (its index) on the slowest of these device types."""
         problem = self.problem
@@ -82,7 +83,7 @@ class Pairs:
 
     # -- memory ----------------------------------------------------------------------------------
 
-    @lru_cache(maxsize=4)  # noqa: B019
+    @remember
     def memory(self, size: int, *, recompute: bool) -> IntervalBytes:
         """Bytes at a sample size (its index)."""
         problem = self.problem
@@ -128,7 +129,7 @@ class Pairs:
 
     # -- transfers -------------------------------------------------------------------------------
 
-    @lru_cache(maxsize=4)  # noqa: B019
+    @remember
     def transfers(self, size: int) -> tuple[Ints, Ints]:
         """Bytes that come in and go out for one micro-batch, both directions."""
         weights = self._buffer_weights(size)
