@@ -82,7 +82,7 @@ def trace_values(
 
 def _copy_values(into: torch.Tensor, values: torch.Tensor | None) -> None:
     """Copy parameters too: torch 2.13 skips all but plain tensors and follows unset memory."""
-    if type(values) in (torch.Tensor, nn.Parameter):
+    if values is not None and type(values) in (torch.Tensor, nn.Parameter):
         into.copy_(values)
 
 

@@ -577,7 +577,7 @@ def test_a_loss_that_cannot_be_trained_is_refused(loss: Any, said: str) -> None:
 def test_sizes_that_come_from_values_are_told() -> None:
     """Experts that get the samples routed to them: what they cost cannot be read off shapes."""
 
-    def route(s: Any, x: Tensor) -> Tensor:
+    def route(s: Any, x: Tensor) -> Any:
         rows = torch.where(s.a(x)[:, 0] > 0)[0]
         return torch.zeros_like(x).index_add(0, rows, s.b(x[rows])).sum() + s.a(x).sum()
 
