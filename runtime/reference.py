@@ -56,7 +56,6 @@ def train_reference(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         module = model_file.build()
-    module.train()
     whole = module
     if model_file.loss is not None:
         whole = WithLoss(module, model_file.loss, make_example(model_file.inputs))
@@ -142,11 +141,10 @@ def compare_runs(
         "largest_loss_difference": loss_gap,
         "largest_parameter_difference": parameter_gap,
     }
-    if on == "batch" and not loss_gap < FAR:
-        found["hint"] = (
-            "The losses differ: if the loss compares samples of a batch with each other, use"
-            " --reference micro-batch; dropout draws other numbers in one process."
-        )
+    if not loss_gap < FAR:
+        split = "if the loss compares samples of a batch with each other, use --reference"
+        split = f"{split} micro-batch; " if on == "batch" else ""
+        found["hint"] = f"The losses differ: {split}dropout draws other numbers in one process."
     return found
 
 

@@ -101,20 +101,23 @@ def make_pipeline(
 def choose_optimizer(plan: Plan, options: RunOptions, model_file: ModelFile) -> Optimizers:
     """The model file's optimizer, else the planned one with the learning rate of the options.
 
-    Fused: one pass over weights, gradients and state, as the cost model prices an update.
+    Fused: one pass over weights, gradients and state, as the cost model prices an update; torch has
+    no such pass over complex weights.
     """
     given = model_file.optimizer
     if given is not None:
         return given
     name, rate = plan.training.optimizer, options.learning_rate
-    if name == "adamw":
-        return lambda parameters: torch.optim.AdamW(parameters, lr=rate, fused=True)
-    if name == "adam":
-        return lambda parameters: torch.optim.Adam(parameters, lr=rate, fused=True)
-    momentum, nesterov = 0.0 if name == "sgd" else 0.9, name == "nesterov"
-    return lambda parameters: torch.optim.SGD(
-        parameters, lr=rate, momentum=momentum, nesterov=nesterov, fused=True
-    )
+
+    def make(trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        fused = not any(each.is_complex() for each in trained)
+        if name in ("adam", "adamw"):
+            kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+            return kind(trained, lr=rate, fused=fused)
+        momentum, nesterov = 0.0 if name == "sgd" else 0.9, name == "nesterov"
+        return torch.optim.SGD(trained, lr=rate, momentum=momentum, nesterov=nesterov, fused=fused)
+
+    return make
 
 
 @dataclasses.dataclass

@@ -70,7 +70,9 @@ if TYPE_CHECKING:
 @click.option(
     "--optimizer", default="adam", show_default=True, help="sgd, momentum, nesterov, adam, adamw."
 )
-@click.option("--precision", default="float32", show_default=True, help="Dtype of compute.")
+@click.option(
+    "--precision", default="float32", show_default=True, help="float32, bfloat16 or float16."
+)
 @click.option("--mixed", is_flag=True, help="Keep fp32 master weights beside 16-bit ones.")
 @click.option("--no-recompute", is_flag=True, help="Never recompute activations.")
 @click.option("--time-limit", default=5.0, show_default=True, help="Seconds of search.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graphplan.errors import InvalidOption
+
 if TYPE_CHECKING:
     from graphplan.nouns.opgraph import OpGraph
     from graphplan.nouns.plan import Plan
@@ -44,6 +46,12 @@ def command(
 
     found = read_noun(plan, Plan)
     captured = read_noun(graph, OpGraph) if graph else None
+    if captured is not None and captured.fingerprint != found.model.fingerprint:
+        raise InvalidOption(
+            f"{graph} is the graph {captured.fingerprint}, the plan is for"
+            f" {found.model.fingerprint}.",
+            remedy=f"Give the graph.json of {found.model.name!r}, or leave --graph out.",
+        )
     run = time_plan(found)
     written = write_outputs(
         found, run, captured, html=html, timeline=timeline, svg=svg, figure=figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ def check_wishes(plan: str | None, stages: int | None, lr: float | None) -> None
             "Give a plan or a number of stages, one of the two.",
             remedy="Write graphplan staleness plan.json, or graphplan staleness --stages 4.",
         )
-    if lr is not None and lr <= 0:
+    if lr is not None and not 0 < lr < math.inf:
         raise InvalidOption(f"--lr is {lr:g}.", remedy="Give a positive one, such as 0.01.")
 
 

@@ -89,6 +89,10 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     types: dict[str, dict[str, Any]] = {}
 
 
+MOST_GPUS = 65_536
+"""Clusters are lists of devices: larger ones would fill the memory of the planner."""
+
+
 def find_cluster(name_or_path: str | None = None, *, gpus: int | None = None) -> Cluster:
     """The cluster of a profile name or a file, brought to `gpus` devices.
 
@@ -97,6 +101,10 @@ def find_cluster(name_or_path: str | None = None, *, gpus: int | None = None) ->
     """
     if gpus is not None and gpus < 1:
         raise InvalidOption(f"{gpus} GPUs are too few.", remedy="Give --gpus 1 or more.")
+    if gpus is not None and gpus > MOST_GPUS:
+        raise InvalidOption(
+            f"{gpus} GPUs are too many.", remedy=f"Give at most --gpus {MOST_GPUS}."
+        )
     name = name_or_path or DEFAULT_CLUSTER
     if name.endswith(".json"):
         return _take_devices(read_noun(name, Cluster), gpus)

@@ -42,8 +42,9 @@ from graphplan.nouns.stages import Stage, StageGraph
 from graphplan.nouns.training import STATES_PER_PARAMETER, Training
 
 FLUSH = WeightPolicy()
-MASTER_BYTES = 4
-"""Bytes of an optimizer state or master weight under mixed precision."""
+WIDENED = 2
+"""Width of an optimizer state or master weight under mixed precision over that of a weight: 32 bits
+for 16, and on the safe side where weights stay wider (complex ones)."""
 
 
 class StageMemory(Noun, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ def bytes_per_trained_element(
     """Bytes of weights, gradient and optimizer for one trained element."""
     states = STATES_PER_PARAMETER[training.optimizer] + num_directions
     if training.mixed:
-        return num_versions * element_bytes, element_bytes, (states + 1) * MASTER_BYTES
+        return num_versions * element_bytes, element_bytes, (states + 1) * WIDENED * element_bytes
     return num_versions * element_bytes, element_bytes, states * element_bytes
 
 

@@ -9,13 +9,16 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._functorch.config
 from torch import fx, nn
+from torch._subclasses import meta_utils
 from torch.export import Dim, ShapesCollection
 from torch.utils import _pytree as pytree
 
+from graphplan.errors import CaptureError
 from graphplan.frontend.example import Example, flat_tensors
 from graphplan.frontend.fakes import (
     fake_batch,
@@ -67,8 +70,42 @@ def trace_values(
     patch = torch._functorch.config.patch(
         fake_tensor_propagate_real_tensors=True, generate_fake_kernels_from_real_mismatches=True
     )
-    with kept_state(module), patch, opaque_leaves(leaves or {}):
-        return _trace(module, example, example.args, example.kwargs)
+    copied = mock.patch.object(meta_utils, "_safe_copy", _copy_values)
+    with kept_state(module), patch, copied, opaque_leaves(leaves or {}):
+        attempt = _trace(module, example, example.args, example.kwargs)
+    refusal = _find_wrong_turn(module, example, attempt)
+    if refusal is None:
+        return attempt
+    attempt.watch.modules[:] = attempt.watch.decisions[-1].modules
+    raise AttemptFailed(attempt.watch) from refusal
+
+
+def _copy_values(into: torch.Tensor, values: torch.Tensor | None) -> None:
+    """Copy parameters too: torch 2.13 skips all but plain tensors and follows unset memory."""
+    if values is not None and type(values) in (torch.Tensor, nn.Parameter):
+        into.copy_(values)
+
+
+def _find_wrong_turn(module: nn.Module, example: Example, attempt: Attempt) -> CaptureError | None:
+    """Run the trace on its own example: its assertions say whether the branches went that way.
+
+    A branch on a random draw may go either way.
+    """
+    decisions = attempt.watch.decisions
+    if not decisions or any(each.is_random for each in decisions):
+        return None
+    try:
+        with kept_state(module), quiet_torch(), torch.no_grad():
+            attempt.body(*example.args, **example.kwargs)
+    except Exception as error:
+        last = decisions[-1]
+        return CaptureError(
+            f"{last.place or 'the model'}: torch.export took another way at `{last.code}` than the"
+            f" values of the example go ({str(error).splitlines()[0]}).",
+            remedy="Use torch.where instead of `if`, a loop of fixed length, or move this code into"
+            " a sub-module of its own: it is then kept as one op.",
+        )
+    return None
 
 
 def _trace(

@@ -30,6 +30,8 @@ def explain_failure(failure: AttemptFailed) -> tuple[str, str | None]:
     assert error is not None
     if isinstance(error, _VALUE_ERRORS):
         return "what it does next depends on the values of a tensor", place_of_error(error)
+    if isinstance(error, CaptureError):
+        return error.message, None
     return f"{type(error).__name__}: {_first_line(error)}", place_of_error(error)
 
 
@@ -59,11 +61,13 @@ def describe_users_error(error: Exception, module: nn.Module) -> CaptureError:
     model = module.model if isinstance(module, WithLoss) else module
     assert isinstance(model, nn.Module)
     takes = ", ".join(inspect.signature(model.forward).parameters)
+    loss = "; loss(output, batch) gets its output and all of them"
     return CaptureError(
         f"{place}: the model fails on the example inputs:"
         f" {type(error).__name__}: {_first_line(error)}",
         remedy="The model must run on what inputs() returns:"
-        f" {type(model).__name__}.forward takes {shorten(takes, 200, placeholder=' …')}.",
+        f" {type(model).__name__}.forward takes {shorten(takes, 200, placeholder=' …')}"
+        f"{loss if isinstance(module, WithLoss) else ''}.",
     )
 
 

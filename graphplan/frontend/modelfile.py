@@ -187,9 +187,13 @@ def _bind_settings(
 
 
 def _take_batch_size(data: Callable[..., Any] | None) -> Callable[[int], Any] | None:
-    if data is None or "batch_size" in inspect.signature(data).parameters:
-        return data
-    return lambda batch_size: data()
+    """The data with its size, whatever the file calls it; without one it knows the size itself."""
+    if data is None:
+        return None
+    parameters = inspect.signature(data).parameters
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [p for p in parameters.values() if p.default is p.empty and p.kind in kinds]
+    return data if wanted or "batch_size" in parameters else lambda batch_size: data()
 
 
 def _build_module(path: Path, builder: str, build: Callable[[], Any]) -> nn.Module:

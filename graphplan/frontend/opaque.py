@@ -122,7 +122,8 @@ _entries: dict[str, _Entry] = {}
 def _fake_opaque(
     key: str, values: list[torch.Tensor], sizes: list[int], weights: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    return _entries[key].fake(values)
+    # A function may return a view of its input. The tracer would take that for the input itself.
+    return [each.clone() for each in _entries[key].fake(values)]
 
 
 _runs_original = contextvars.ContextVar("_runs_original", default=False)
@@ -136,7 +137,8 @@ def _run_opaque(
     """Run the original: only a trace that follows real values comes here."""
     token = _runs_original.set(True)
     try:
-        return [each.detach() for each in _entries[key].target(*values, *sizes, *weights)]
+        found = _entries[key].target(*values, *sizes, *weights)
+        return [each.detach().clone() for each in found]
     finally:
         _runs_original.reset(token)
 

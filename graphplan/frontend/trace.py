@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from graphplan.errors import CaptureError
 from graphplan.frontend.batched import Traced
 from graphplan.frontend.build import build_module, build_real_module
 from graphplan.frontend.captured import Captured
@@ -19,9 +20,10 @@ from graphplan.frontend.fallback import Subject, trace_subject
 from graphplan.frontend.lower import lower_ops
 from graphplan.frontend.modelfile import ModelFile
 from graphplan.frontend.observe import Run, observe_graph
+from graphplan.frontend.scalars import depends_on_data
 from graphplan.frontend.weights import attach_weights
-from graphplan.frontend.withloss import Loss
-from graphplan.nouns.opgraph import Input, OpGraph
+from graphplan.frontend.withloss import Loss, WithLoss
+from graphplan.nouns.opgraph import Assumption, Input, OpGraph
 
 
 def trace_module(
@@ -69,6 +71,8 @@ def build_captured(traced: Traced, *, name: str, keep_weights: bool = True) -> C
     flat = body.graph.output_node().args[0]
     assert isinstance(flat, (tuple, list))
     loss = _find_loss(flat, traced.attempt.output_tree, runs[0][1])
+    if loss is None and isinstance(traced.module, WithLoss):
+        raise _refuse_loss(flat, runs[0][1])
     graph = OpGraph(
         name=name,
         batch=example.batch,
@@ -79,7 +83,7 @@ def build_captured(traced: Traced, *, name: str, keep_weights: bool = True) -> C
         outputs=tuple(leaf.name for leaf in flat if isinstance(leaf, fx.Node)),
         output_tree=str(traced.attempt.output_tree),
         loss=loss.name if loss is not None else None,
-        assumptions=traced.assumptions,
+        assumptions=(*traced.assumptions, *_list_unsized(runs[0][1])),
         capture=f"{traced.method}, torch {torch.__version__}",
     )
     input_tree = pytree.tree_structure((example.args, example.kwargs))
@@ -103,3 +107,34 @@ def _find_loss(flat: Sequence[Any], tree: pytree.TreeSpec, run: Run) -> fx.Node 
     value = run[result].value
     is_loss = isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad
     return result if is_loss else None
+
+
+def _refuse_loss(flat: Sequence[Any], run: Run) -> CaptureError:
+    """The error for a loss() whose result cannot be differentiated."""
+    values = [run[leaf].value if isinstance(leaf, fx.Node) else leaf for leaf in flat]
+    if len(values) == 1 and isinstance(values[0], torch.Tensor):
+        what = "a scalar that no trainable parameter changes"
+        if values[0].dim():
+            what = f"a tensor of shape {list(values[0].shape)} for a batch of two"
+    else:
+        what = f"{len(values)} values"
+    return CaptureError(
+        f"loss(output, batch) returned {what}.",
+        remedy="Return one scalar that depends on the output, e.g. `return errors.mean()`.",
+    )
+
+
+def _list_unsized(run: Run) -> Iterator[Assumption]:
+    """Results whose size no shape tells, so that an estimate cannot price the ops around them."""
+    unsized = [
+        node
+        for node, seen in run.items()
+        if isinstance(seen.value, torch.Tensor) and depends_on_data(seen.value)
+    ]
+    if unsized:
+        yield Assumption(
+            kind="size from values",
+            text=f"{len(unsized)} ops, the first {unsized[0].name!r}, give tensors whose size"
+            " depends on values: estimated costs leave them out, and no stage ends between them"
+            " and what reads them",
+        )

@@ -36,6 +36,8 @@ class Decision:
     """Whether a random draw decided."""
     place: str | None
     code: str
+    modules: tuple[nn.Module, ...] = ()
+    """Those whose forward was running."""
 
 
 @dataclass
@@ -117,7 +119,9 @@ def _shape_patches(watch: Watch) -> list[Any]:
     def note_decision(self: ShapeEnv, expression: Any, result: Any) -> None:
         place = current_place()
         is_drawn = _is_drawn(getattr(expression, "free_symbols", set()))
-        watch.decisions.append(Decision(str(result), is_drawn, place, _code_at(place)))
+        watch.decisions.append(
+            Decision(str(result), is_drawn, place, _code_at(place), tuple(watch.modules))
+        )
 
     return [
         mock.patch.object(ShapeEnv, "_set_replacement", note_size),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphplan.errors import CaptureError
 from graphplan.frontend.example import Example, parameter_names
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -26,6 +27,7 @@ class WithLoss(nn.Module):
 
     def __init__(self, model: nn.Module, loss: Loss, example: Example) -> None:
         super().__init__()
+        _check_call(loss)
         self.model = model
         self.training = model.training
         num_args, keys = _taken_arguments(model.forward, example)
@@ -36,6 +38,21 @@ class WithLoss(nn.Module):
 
         forward.__signature__ = _batch_signature(model.forward, example)  # type: ignore[attr-defined]
         self.forward = forward
+
+
+def _check_call(loss: Loss) -> None:
+    """Refuse a loss that cannot be called with an output and a batch."""
+    try:
+        signature = inspect.signature(loss)
+    except ValueError:  # Written in C: it says no more than that it can be called.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise CaptureError(
+            f"loss{signature} cannot take the model's output and the batch: {error}.",
+            remedy="Write `def loss(output, batch)`, where batch is all that inputs() returns.",
+        ) from error
 
 
 def _taken_arguments(forward: Callable[..., Any], example: Example) -> tuple[int, set[str]]:

@@ -120,12 +120,15 @@ class Cluster(Noun, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Every device, numbered from 0."""
+        """Every device, numbered from 0; each has a byte at least, so that shares of it exist."""
         types = {kind.name: kind for kind in self.types}
         placed = [(types[name], n) for n, node in enumerate(self.nodes) for name in node.devices]
         return tuple(
             Device(
-                index=i, type=kind, node=n, memory_bytes=int(kind.memory_bytes * self.usable_memory)
+                index=i,
+                type=kind,
+                node=n,
+                memory_bytes=max(1, int(kind.memory_bytes * self.usable_memory)),
             )
             for i, (kind, n) in enumerate(placed)
         )

@@ -5,6 +5,19 @@ from __future__ import annotations
 from graphplan.nouns.base import Noun
 from graphplan.nouns.task import Instruction, Task, parse_instruction, parse_task
 
+SCHEDULES = (
+    "1f1b",
+    "gpipe",
+    "kfkb",
+    "interleaved",
+    "zero-bubble",
+    "list",
+    "cpsat",
+    "modulo",
+    "auto",
+)
+"""Names of the orders that can be asked for; the last three and `list` are searched for."""
+
 
 class Schedule(Noun, frozen=True, kw_only=True):
     """Compute only: kinds F, B, I, W. The devices of a replicated stage have equal lists."""

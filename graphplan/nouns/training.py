@@ -7,6 +7,7 @@ from typing import Literal
 from graphplan.nouns.base import Noun
 
 OptimizerName = Literal["sgd", "momentum", "nesterov", "adam", "adamw"]
+Precision = Literal["float32", "bfloat16", "float16"]
 STATES_PER_PARAMETER: dict[str, int] = {
     "sgd": 0,
     "momentum": 1,
@@ -26,7 +27,7 @@ class Training(Noun, frozen=True, kw_only=True):
 
     batch_size: int
     optimizer: OptimizerName = "adam"
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     mixed: bool = False
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ def assemble_stages(problem: Problem, parts: Sequence[Part]) -> StageGraph:
         )
     order = _order_parts(problem, part_of, parts)
     rank = {p: s for s, p in enumerate(order)}
+    trains = [bool(problem.needs_backward[list(parts[p].nodes)].any()) for p in order]
     return StageGraph(
         stages=tuple(
             Stage(
@@ -50,7 +51,8 @@ def assemble_stages(problem: Problem, parts: Sequence[Part]) -> StageGraph:
                         dst=dst,
                         value=flow.value,
                         spec=flow.spec,
-                        needs_grad=flow.needs_grad,
+                        # What is only read for its shape or without gradients sends none back.
+                        needs_grad=flow.needs_grad and trains[dst],
                     )
                     for flow in problem.flows
                     if flow.owner is not None

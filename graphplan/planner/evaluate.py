@@ -41,6 +41,9 @@ MAX_REHEARSED_TASKS = 4_000
 SEARCHED = ("auto", "list", "cpsat")
 """Schedules that are searched for, so that a rehearsal says more than 1F1B does."""
 
+ONE_STAGE = ("1f1b", "kfkb")
+"""Schedules that order one stage on a device only."""
+
 
 def make_evaluator(
     cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
@@ -53,6 +56,8 @@ def make_evaluator(
         if options.streams(stages):
             return evaluate_stream(cost, stages, options)
         if policy.name == "local" and not is_replicated(stages):
+            return float("inf")
+        if options.schedule in ONE_STAGE and not has_own_devices(stages):
             return float("inf")
         return evaluate_stages(
             cost,
@@ -166,6 +171,12 @@ def _run_order(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
 
 def _shares_devices(priced: PricedStages) -> bool:
     return any(len(hosted) > 1 for hosted in priced.stages_by_device)
+
+
+def has_own_devices(stages: StageGraph) -> bool:
+    """Whether no device has several stages."""
+    devices = [device for stage in stages.stages for device in stage.devices]
+    return len(set(devices)) == len(devices)
 
 
 def is_replicated(stages: StageGraph) -> bool:

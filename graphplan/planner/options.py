@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import get_args
 
 from graphplan.errors import InvalidOption, UnknownName
 from graphplan.nouns.policy import POLICY_NAMES, DirectionForm, PolicyName, WeightPolicy
+from graphplan.nouns.schedule import SCHEDULES
 from graphplan.nouns.stages import StageGraph
+from graphplan.nouns.training import OptimizerName, Precision
 from graphplan.partition import SOLVERS
 
 OBJECTIVES = ("throughput", "latency", "memory")
@@ -45,14 +48,17 @@ class SearchOptions:
     baselines: bool = True
 
     def __post_init__(self) -> None:
-        if self.planner not in SOLVERS:
-            raise UnknownName("planner", self.planner, SOLVERS)
-        if self.objective not in OBJECTIVES:
-            raise UnknownName("objective", self.objective, OBJECTIVES)
-        if self.policy not in POLICY_NAMES:
-            raise UnknownName("weight policy", self.policy, POLICY_NAMES)
-        if self.direction not in get_args(DirectionForm):
-            raise UnknownName("direction", self.direction, get_args(DirectionForm))
+        for kind, name, known in (
+            ("planner", self.planner, SOLVERS),
+            ("schedule", self.schedule, SCHEDULES),
+            ("objective", self.objective, OBJECTIVES),
+            ("weight policy", self.policy, POLICY_NAMES),
+            ("direction", self.direction, get_args(DirectionForm)),
+            ("optimizer", self.optimizer, get_args(OptimizerName)),
+            ("precision", self.precision, get_args(Precision)),
+        ):
+            if name not in known:
+                raise UnknownName(kind, name, known)
         if min(self.local_steps, self.accumulate or 1) < 1:
             raise InvalidOption(
                 "Updates take at least one micro-batch, and averagings one batch.",
@@ -63,7 +69,7 @@ class SearchOptions:
                 f"Policy {self.policy} has an order of its own, not schedule {self.schedule}.",
                 remedy="Leave out --schedule, or use --policy flush.",
             )
-        if not self.time_limit_s > 0:
+        if not 0 < self.time_limit_s < math.inf:
             raise InvalidOption(
                 f"The time limit is {self.time_limit_s} s.", remedy="Use --time-limit 5."
             )

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import msgspec
 
 from graphplan.cost.model import CostModel
-from graphplan.errors import NoFeasiblePlan, SearchLimit
+from graphplan.errors import InvalidOption, NoFeasiblePlan, SearchLimit
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan, PolicyOffer
@@ -216,12 +216,13 @@ def _solve_baselines(
             for answer in (*also, *(earlier for earlier, _ in found.values()))
         ]
         for planner in planners:
-            with suppress(NoFeasiblePlan, SearchLimit):
+            # InvalidOption: it has no plan with the user's pins, or for the user's schedule.
+            with suppress(NoFeasiblePlan, SearchLimit, InvalidOption):
                 answers.append(solve_problem(cost.problem, planner, request))
         best = min(answers, key=lambda answer: answer.step_s, default=None)
         if best is None or best.step_s == float("inf"):
             continue
-        with suppress(NoFeasiblePlan, SearchLimit):
+        with suppress(NoFeasiblePlan, SearchLimit, InvalidOption):
             ready = schedule_stages(
                 cost,
                 best.stages,

@@ -17,6 +17,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.schedule import SCHEDULES
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.timeline import Timeline
 from graphplan.partition import SOLVERS, solve_problem
@@ -24,7 +25,6 @@ from graphplan.planner.collect import schedule_prices, schedule_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, estimate_tables, pose_problem
 from graphplan.planner.search import SCHEDULE_SHARE, make_request
-from graphplan.schedule.auto import SCHEDULES
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.steady import plan_steady
 from graphplan.simulate import simulate_program

@@ -15,7 +15,7 @@ from functools import partial
 
 from graphplan.errors import InvalidOption, NoFeasiblePlan, UnknownName
 from graphplan.nouns.prices import PricedStages
-from graphplan.nouns.schedule import Schedule
+from graphplan.nouns.schedule import SCHEDULES, Schedule
 from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.cpsat import improve_orders
 from graphplan.schedule.evaluate import evaluate_schedule
@@ -69,7 +69,6 @@ FIXED: dict[str, Builder] = {
     "zero-bubble": build_zero_bubble,
 }
 """Schedules that take no search."""
-SCHEDULES: tuple[str, ...] = (*FIXED, "list", "cpsat", "modulo", "auto")
 
 
 def build_schedule(

@@ -38,9 +38,10 @@ class Setting(Noun, frozen=True, kw_only=True):
                 f"A momentum of {self.momentum:g} is not between 0 and 1.",
                 remedy="Give one such as 0.9.",
             )
-        if min(self.descent, self.curvature, self.gradient) <= 0 or self.num_steps < 1:
+        constants = (self.descent, self.curvature, self.gradient, self.num_steps)
+        if not all(0 < each < math.inf for each in constants):
             raise InvalidOption(
-                "The constants of the bound must be positive.",
+                "The constants of the bound must be positive and finite.",
                 remedy="Leave them at their defaults, or give measured ones.",
             )
 

@@ -132,3 +132,41 @@ def find_rank(plan: Path, rank: int) -> int:
         if is_ours and f"RANK={rank}".encode() in environment:
             return int(path.parent.name)
     raise AssertionError(f"rank {rank} does not run")
+
+
+ODD = """
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.BatchNorm1d(4).eval()
+        self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last((self.frozen(x + 3) * self.turn).abs())
+
+def build():
+    return Odd()
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 4),)
+
+def loss(output, batch):
+    return output.pow(2).mean()
+"""
+
+
+def test_modes_and_complex_weights_are_as_build_left_them(tmp_path: Path) -> None:
+    """The reference put a frozen batch norm into train mode; fused Adam refused complex weights."""
+    (tmp_path / "odd.py").write_text(ODD)
+    model, plan = str(tmp_path / "odd.py"), tmp_path / "odd.json"
+    wishes = "--cluster cpu --gpus 2 --batch 8 --micro-batch 4 --planner equal --objective memory"
+    words = ["search", model, *wishes.split(), "--no-baselines", "--quiet", "-o", str(plan)]
+    assert run_command(words) == 0
+    facts = call_run(plan, model, "--device", "cpu", "--steps", "3", "--reference", "micro-batch")
+    assert facts["reference"]["largest_loss_difference"] < 1e-5
+    assert facts["reference"]["largest_parameter_difference"] < 1e-4
+    assert "hint" not in facts["reference"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ from click.testing import CliRunner
 
 from graphplan.cli.main import COMMANDS, command_line, run_command
 from graphplan.cost.hardware import find_cluster
+from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption, NoFeasiblePlan, UnknownName
 from graphplan.files import encode_noun, read_noun, write_noun
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
+from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.planner.collect import schedule_prices
+from graphplan.planner.evaluate import evaluate_stages
 from graphplan.planner.options import SearchOptions
+from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import search_plan
 from graphplan.planner.sequential import chain_stages
 from graphplan.planner.whatif import compare_planners, simulate_plan
@@ -101,8 +106,15 @@ def test_unknown_names_are_refused_before_any_work() -> None:
         SearchOptions(objective="speed")
     with pytest.raises(UnknownName, match="weight policy"):
         SearchOptions(policy="async")
-    with pytest.raises(InvalidOption, match="time limit"):
-        SearchOptions(time_limit_s=0)
+    with pytest.raises(UnknownName, match="Did you mean '1f1b'"):
+        SearchOptions(schedule="1f1")
+    with pytest.raises(UnknownName, match="Did you mean 'adam'"):
+        SearchOptions(optimizer="adm")
+    with pytest.raises(UnknownName, match="Did you mean 'bfloat16'"):
+        SearchOptions(precision="bf16")
+    for limit_s in (0, -1, math.nan, math.inf):
+        with pytest.raises(InvalidOption, match="time limit"):
+            SearchOptions(time_limit_s=limit_s)
 
 
 def test_simulating_elsewhere_needs_the_model() -> None:
@@ -172,6 +184,8 @@ def test_search_from_the_command_line(tmp_path: Path) -> None:
         (["search", "GRAPH", "--pin", "nothing"], 2, "--pin module.path=device"),
         (["search", "GRAPH", "--memory", "lots"], 2, "is not a size"),
         (["search", "GRAPH", "--memory", "1KB", "--gpus", "2"], 1, ""),
+        (["search", "GRAPH", "--memory", "1B", "--gpus", "2"], 1, "of usable memory"),
+        (["clusters", "dgx-a100", "--gpus", "999999999"], 2, "at most --gpus 65536"),
         (["search", "GRAPH", "--set", "a=1"], 2, "is a captured graph"),
     ],
 )
@@ -181,7 +195,8 @@ def test_mistakes_get_an_exit_code_and_a_remedy(
     """Never a traceback."""
     write_noun(mlp(2, 64), tmp_path / "graph.json")
     given = [str(tmp_path / "graph.json") if word == "GRAPH" else word for word in words]
-    assert run_command([*given, *(["-o", str(tmp_path / "p.json")] if code else [])]) == code
+    given += ["-o", str(tmp_path / "p.json")] if "search" in words else []
+    assert run_command(given) == code
     shown = capsys.readouterr().err
     assert said in shown
     assert "Traceback" not in shown
@@ -222,3 +237,65 @@ def test_modules_that_are_kept_are_not_cut() -> None:
     assert count_pieces(keep=("layers.*",)) == 4 < count_pieces()
     with pytest.raises(InvalidOption, match="kept whole"):
         search_plan(model, park, dataclasses.replace(QUICK, keep=("blocks.*",)))
+
+
+def test_pins_that_the_baselines_cannot_obey_do_not_stop_the_search() -> None:
+    """Data parallelism has no plan with a pin; what the user asked for has."""
+    pinned = [
+        msgspec.structs.replace(each, module=each.name.partition("l")[0]) for each in towers().ops
+    ]
+    model = msgspec.structs.replace(towers(), ops=tuple(pinned))
+    options = SearchOptions(batch_size=32, time_limit_s=1.0, pins={"t0": 0, "t1": 1})
+    plan = search_plan(model, find_cluster("summit", gpus=2), options)
+    assert "data-parallel" not in plan.baselines
+    device_by_op = {op: stage.devices for stage in plan.stages.stages for op in stage.ops}
+    assert {device_by_op[f"t{t}l{i}"] for t in range(2) for i in range(4)} == {(0,), (1,)}
+    assert device_by_op["t0l0"] == (0,)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "kfkb"])
+def test_a_schedule_of_one_stage_a_device_gets_stages_that_it_can_order(schedule: str) -> None:
+    """The search put several stages on a device and then refused its own plan."""
+    options = SearchOptions(batch_size=100, schedule=schedule, time_limit_s=1.0)
+    plan = search_plan(towers(3, 3, 64), find_cluster("summit", gpus=3), options)
+    devices = [device for stage in plan.stages.stages for device in stage.devices]
+    assert len(set(devices)) == len(devices)
+    assert plan.provenance.schedule == schedule
+
+
+def detached() -> OpGraph:
+    """A layer, a branch that reads its result without gradients, and a layer that reads both."""
+    ops = [
+        op("first", "linear(%0, @0)", ("x",), spec("b", 64), weights=("w0",)),
+        op("teacher", "linear(%0, @0)", ("first",), spec("b", 64), weights=("f",), trained=False),
+        op("last", "linear(%0, @0)", ("first",), spec("b", 64), weights=("w1",)),
+        op("sum", "add(%0, %1)", ("teacher", "last"), spec("b", 64)),
+    ]
+    weights = {name: spec(64, 64) for name in ("w0", "f", "w1")}
+    return graph(ops, inputs={"x": spec("b", 64)}, weights=weights, frozen=("f",))
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
+def test_a_stage_without_gradients_sends_none_back(objective: str) -> None:
+    """The sender waited for a gradient that never came: the search called its order a deadlock."""
+    cluster = find_cluster("summit", gpus=4)
+    problem = pose_problem(detached(), cluster, SearchOptions(batch_size=8))
+    parts = [
+        Part(nodes=(node,), devices=(node,), micro_batch_size=2)
+        for node in range(problem.num_nodes)
+    ]
+    stages = assemble_stages(problem, parts)
+    trains = dict(enumerate(problem.needs_backward))
+    assert all(not edge.needs_grad for edge in stages.edges if not trains[edge.dst])
+    assert not all(trains.values())
+    cost = CostModel(problem)
+    assert 0 < evaluate_stages(cost, stages, objective=objective) < math.inf
+
+
+def test_wide_weights_under_mixed_precision_make_a_legal_plan() -> None:
+    """The states of complex weights were priced in four bytes, and the referee said so."""
+    weights = {"w": spec(64, 64, dtype="complex64")}
+    ops = [op("y", "linear(%0, @0)", ("x",), spec("b", 64), weights=("w",))]
+    model = graph(ops, inputs={"x": spec("b", 64)}, weights=weights)
+    options = SearchOptions(batch_size=8, precision="float16", mixed=True, time_limit_s=1.0)
+    assert not check_plan(search_plan(model, find_cluster(None, gpus=1), options)).violations

@@ -188,3 +188,12 @@ def test_round_trip_is_identity() -> None:
     text = encode_noun(plan)
     assert msgspec.json.decode(text, type=Plan) == plan
     assert encode_noun(msgspec.json.decode(text, type=Plan)) == text
+
+
+def test_the_graph_of_another_model_is_refused(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its module names would be shown for stages that they do not belong to."""
+    write_noun(make_graph_example(), tmp_path / "graph.json")
+    assert run_command(["show", str(plan_file), "--graph", str(tmp_path / "graph.json")]) == 2
+    assert "the plan is for" in capsys.readouterr().err

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from graphplan.errors import GraphplanError, InvalidOption, NoFeasiblePlan, UnknownName
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
-from graphplan.nouns.schedule import Schedule
+from graphplan.nouns.schedule import SCHEDULES, Schedule
 from graphplan.nouns.task import Kind, Task
 from graphplan.referee.program import check_program, check_schedule
-from graphplan.schedule.auto import FIXED, SCHEDULES, build_schedule, search_pool
+from graphplan.schedule.auto import FIXED, build_schedule, search_pool
 from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.evaluate import Evaluation, evaluate_schedule
 from graphplan.schedule.greedy import build_list

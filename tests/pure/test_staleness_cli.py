@@ -119,6 +119,8 @@ def test_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--stages", "4", "--policy", "2bw", "--accumulate", "2"], "Set accumulate to 3"),
         (["--stages", "3", "--lr", "-1"], "Give a positive one"),
         (["--stages", "3", "--curvature", "0"], "must be positive"),
+        (["--stages", "3", "--gradient", "nan"], "must be positive and finite"),
+        (["--stages", "3", "--lr", "nan"], "--lr is nan"),
         (["--stages", "3", "--momentum", "1"], "not between 0 and 1"),
         (["missing.json"], "Cannot read missing.json"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -104,6 +105,39 @@ def test_custom_functions_keep_their_backward() -> None:
     assert [op.inputs for op in opaque] == [("linear",)]
     assert "3.0" in opaque[0].call
     assert opaque[0].saved == ("linear",)
+
+
+class Reversed(torch.autograd.Function):
+    """Gradient reversal: hands on a view of what it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Straight(torch.autograd.Function):
+    """Hands on the very tensor that it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("function", [Reversed, Straight])
+def test_custom_functions_that_hand_on_their_input_keep_their_backward(function: Any) -> None:
+    """The tracer took the view for the input, and gradient reversal was gone without a word."""
+    captured = check(lambda s, x: (function.apply(s.a(x)) * s.b(x)).sum())
+    assert [op.target for op in captured.graph.ops if op.target.startswith("opaque.")] == [
+        f"opaque.{function.__name__}"
+    ]
 
 
 def test_custom_functions_with_several_results() -> None:
@@ -487,3 +521,66 @@ def test_the_default_device_does_not_matter() -> None:
     given = inputs(5)
     eager = run_step(probe, lambda: call_model(probe, given))
     assert_same_step(run_step(probe, lambda: captured.run(given)), eager)
+
+
+class Rounds(nn.Module):
+    """Four rounds as long as the values are not tiny, which they never are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rounds = 0
+        while 1e-30 < x.norm() < 1e4 and rounds < 4:
+            x = self.parts[rounds](x).relu() + 1
+            rounds += 1
+        return x
+
+
+def test_branches_go_the_way_that_the_weights_send_them() -> None:
+    """torch.export follows values computed from unset memory in place of parameters."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        names = [op.name for op in trace_module(Rounds(), inputs).graph.ops]
+        assert "linear_3" in names
+
+
+def test_a_branch_that_was_not_followed_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the parameters' values the trace goes wrong, and does not pass its own example."""
+    empty = mock.Mock(side_effect=lambda into, values: into.fill_(0.0))
+    monkeypatch.setattr("graphplan.frontend.attempt._copy_values", empty)
+    with pytest.raises(CaptureError, match=r"x\.norm") as caught:
+        trace_module(Rounds(), inputs)
+    assert "torch.where" in caught.value.remedy
+    captured = check(lambda s, x: s.inner(s.a(x)).sum(), inner=Rounds())
+    assert kinds(captured) == ["opaque"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda output, batch: output.pow(2).mean(-1), "a tensor of shape [2] for a batch of two"),
+        (lambda output, batch: batch[0].sum(), "a scalar that no trainable parameter changes"),
+        (lambda output, batch: (output.sum(), output), "2 values"),
+        (lambda output: output.sum(), "loss(output) cannot take the model's output and the batch"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_refused(loss: Any, said: str) -> None:
+    """It used to be captured as a model without a loss, or blamed on the model's inputs."""
+    with pytest.raises(CaptureError) as caught:
+        trace_module(nn.Linear(4, 4), inputs, loss=loss)
+    assert said in caught.value.message
+    assert "output" in caught.value.remedy
+
+
+def test_sizes_that_come_from_values_are_told() -> None:
+    """Experts that get the samples routed to them: what they cost cannot be read off shapes."""
+
+    def route(s: Any, x: Tensor) -> Any:
+        rows = torch.where(s.a(x)[:, 0] > 0)[0]
+        return torch.zeros_like(x).index_add(0, rows, s.b(x[rows])).sum() + s.a(x).sum()
+
+    captured = check(route)
+    assert kinds(captured) == ["size from values"]
+    assert "estimated costs leave them out" in captured.graph.assumptions[0].text

@@ -86,6 +86,18 @@ def test_optional_functions_are_offered(write) -> None:  # type: ignore[no-untyp
     assert least.loss is None and least.optimizer is None and least.data is None
 
 
+@pytest.mark.parametrize(
+    ("signature", "wanted"), [("n", [7]), ("batch_size=3", [7]), ("", [4]), ("steps=2", [2])]
+)
+def test_data_takes_the_batch_size_by_any_name(write, signature: str, wanted: list[int]) -> None:  # type: ignore[no-untyped-def]
+    """A required argument is the batch size; an optional one of another name is a setting."""
+    name = signature.partition("=")[0] or "4"
+    text = GOOD[: GOOD.index("def data()")] + f"def data({signature}):\n    return [{name}]\n"
+    data = load_model_file(write(text)).data
+    assert data is not None
+    assert data(7) == wanted
+
+
 def test_the_model_file_and_the_module_give_the_same_graph(write) -> None:  # type: ignore[no-untyped-def]
     """The fingerprint is the same from the command line and from Python."""
     file = load_model_file(write(GOOD))
