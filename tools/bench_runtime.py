@@ -373,11 +373,13 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=list(parts))
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, help="Default: 10, and 3 for predict.")
     parser.add_argument("--steps", type=int, default=20, help="Steps of a round, or of a run.")
     parser.add_argument("--models", nargs="+", help="predict: these only.")
     parser.add_argument("--json", dest="path", help="Write the figures there.")
     arguments = parser.parse_args()
+    if arguments.rounds is None:
+        arguments.rounds = 3 if arguments.part == "predict" else 10
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     found = parts[arguments.part](arguments)
     if arguments.path:
