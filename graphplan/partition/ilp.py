@@ -45,9 +45,13 @@ def solve(problem: Problem, request: Request) -> Answer:
     chooser = Chooser(problem, request, solver="ilp")
     num_proven = 0
     with chooser.keep_best():
-        shapes = [shape for shape in _list_shapes(problem) if not chooser.is_late()]
-        ranked = sorted((_offer_quickly(chooser, shape), i) for i, shape in enumerate(shapes))
-        best = [shapes[i] for _, i in ranked if shapes[i].load.num_parts > 1][:NUM_SOLVED]
+        quick: list[tuple[float, _Shape]] = []
+        for shape in _list_shapes(problem):  # each takes a while to make
+            quick.append((_offer_quickly(chooser, shape), shape))
+            if chooser.is_late():
+                break
+        ranked = sorted(quick, key=lambda each: each[0])
+        best = [shape for _, shape in ranked if shape.load.num_parts > 1][:NUM_SOLVED]
         for number, shape in enumerate(best):
             share_s = request.seconds_left / (len(best) - number)
             if share_s > 0:
