@@ -238,10 +238,7 @@ class StageRunner:
         # Entering a context takes as long as a tiny op.
         with _GRAD_IS_ON if torch.is_grad_enabled() else torch.enable_grad():
             outputs = self._call(leaves, weights, seed)
-        roots = [
-            GradientEdge(output.grad_fn, output.output_nr) if output.requires_grad else None
-            for output in outputs
-        ]
+            roots = [_find_root(output) for output in outputs]
         return leaves, kept, outputs, roots
 
     def _open(self, micro_batch: int) -> _Saved:
@@ -286,6 +283,16 @@ def _find_outputs_on_data(
     given = {x.name for x, need in zip(module.inputs, needs_grad, strict=True) if need}
     on_data = {node.name for node in find_data(module.graph, given, flowing)}
     return [name in on_data for name in module.outputs]
+
+
+def _find_root(output: torch.Tensor) -> GradientEdge | None:
+    """Where the gradient of an output starts; None for an output that has none."""
+    if not output.requires_grad:
+        return None
+    if output.grad_fn is None:  # a leaf handed on as it is, by dropout(p=0) or contiguous()
+        output = output.view_as(output)
+    assert output.grad_fn is not None
+    return GradientEdge(output.grad_fn, output.output_nr)
 
 
 def _pair(

@@ -114,6 +114,20 @@ class Frozen(nn.Module):
         return made
 
 
+class HandsOn(nn.Module):
+    """A stage in the middle returns its input as it is: dropout that drops nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.middle = nn.Dropout(0.0)
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.last(self.middle(self.first(x)))
+        return made
+
+
 class Biased(nn.Module):
     """Blocks that all read one value made of weights alone, as relative positions are."""
 
@@ -321,6 +335,11 @@ CASES: dict[str, Case] = {
         tokens(3),
         {"embed": 0, "blocks.0": 0, "blocks.1": 1, "out": 2},
         next_token,
+    ),
+    "hands-on": Case(
+        HandsOn,
+        floats((WIDTH,), (WIDTH,)),
+        {"first": 0, "middle": 1, "last": 2},
     ),
     "frozen": Case(
         Frozen,

@@ -70,6 +70,13 @@ def test_every_schedule_on_every_shape(crew: Crew, shape: str, schedule: str) ->
     assert_equal_in_dtypes(crew, setup)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_stage_that_hands_on_its_input(crew: Crew, schedule: str) -> None:
+    """Its output is a leaf of autograd's, which has no node: backwards failed at it."""
+    setup = Setup(case="hands-on", devices=ONE_EACH[:3], schedule=schedule)
+    assert_equal_in_dtypes(crew, setup)
+
+
 INTERLEAVED: dict[str, Setup] = {
     "chain": Setup(case="chain", devices=[(0,), (1,), (0,), (1,)]),
     "towers": Setup(case="towers", devices=[(0,), (1,), (0,)]),
