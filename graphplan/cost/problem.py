@@ -21,7 +21,8 @@ from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.tensor import ITEM_BYTES, TensorSpec
 from graphplan.nouns.training import Training
 
-FLOATING = ("float32", "float64", "bfloat16", "float16")
+DIFFERENTIABLE = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128")
+"""Types of values that may have a gradient."""
 
 
 def make_problem(
@@ -217,7 +218,9 @@ def _gather_flows(
                 readers=others,
                 spec=adapted,
                 needs_grad=(
-                    producer is not None and producer.needs_backward and spec.dtype in FLOATING
+                    producer is not None
+                    and producer.needs_backward
+                    and spec.dtype in DIFFERENTIABLE
                 ),
                 bytes_by_size=tuple(adapted.num_bytes(size) for size in samples),
             )

@@ -117,7 +117,8 @@ def drop_identities(graph: fx.Graph) -> None:
 def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
     """All that tells two tensors on one storage apart; symbolic sizes by their expressions."""
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    return (tensor.dtype, tensor.dim(), *(str(size) for size in sizes))
+    marks = (tensor.is_conj(), tensor.is_neg())  # of what torch puts off
+    return (tensor.dtype, tensor.dim(), *marks, *(str(size) for size in sizes))
 
 
 def drop_dead(graph: fx.Graph) -> None:

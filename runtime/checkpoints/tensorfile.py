@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from graphplan.errors import InvalidFile
+from graphplan_runtime.messages.plain import make_plain
 
 MAX_HEADER_BYTES = 256 << 20
 
@@ -65,7 +66,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            plain = make_plain(tensor.detach().cpu()).reshape(-1)
             file.write(plain.view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())

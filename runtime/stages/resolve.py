@@ -18,6 +18,7 @@ from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan_runtime.faults.status import WAITING, Status
 from graphplan_runtime.messages.deliveries import Delivery, Mailbox, Routes, Slot
 from graphplan_runtime.messages.letters import Letters, add_letters
+from graphplan_runtime.messages.plain import make_plain
 from graphplan_runtime.messages.rows import BatchAxis
 from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.stages.executor import Action, Actions, Made, StepState, finish_send
@@ -170,7 +171,7 @@ class _Resolver:
             if works is None:
                 works = state.sends[lane] = deque()
             for take, delivery in takes:
-                tensor, peer = take(made).contiguous(), delivery.peer
+                tensor, peer = make_plain(take(made)), delivery.peer
                 works.append((peer, transport.send(tensor, peer, delivery.tag)))
             while len(works) > most:
                 finish_send(*works.popleft())

@@ -20,6 +20,7 @@ from graphplan.files import encode_noun
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.checkpoints.flightnote import FlightNote
 from graphplan_runtime.messages.letters import Letters
+from graphplan_runtime.messages.plain import make_plain
 from graphplan_runtime.stages.executor import StepState
 from graphplan_runtime.stages.stage import StageRunner
 from graphplan_runtime.updates.pending import Pending
@@ -62,7 +63,7 @@ def store_flight(pipeline: Pipeline) -> dict[str, torch.Tensor]:
     prefix = f"{PREFIX}/{pipeline.rank}"
     found = {f"{prefix}/{name}": tensor for name, tensor in _list_own(pipeline)}
     # Tensors of a file must not share memory.
-    return {name: tensor.detach().contiguous().clone() for name, tensor in found.items()}
+    return {name: make_plain(tensor.detach()).clone() for name, tensor in found.items()}
 
 
 def _list_own(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:

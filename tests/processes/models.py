@@ -128,6 +128,45 @@ class HandsOn(nn.Module):
         return made
 
 
+class Rfft(nn.Module):
+    """The spectrum of real rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x)
+
+
+class Filter(nn.Module):
+    """Weighs the spectrum; conjugated, which torch only marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH // 2 + 1, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.view_as_complex(self.weight)).conj()
+
+
+class Irfft(nn.Module):
+    """Back from the spectrum."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(x, n=WIDTH)
+
+
+class Spectral(nn.Module):
+    """Complex values and gradients between stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), Rfft())
+        self.middle = Filter()
+        self.last = nn.Sequential(Irfft(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.last(self.middle(self.first(x)))
+        return made
+
+
 class Biased(nn.Module):
     """Blocks that all read one value made of weights alone, as relative positions are."""
 
@@ -335,6 +374,11 @@ CASES: dict[str, Case] = {
         tokens(3),
         {"embed": 0, "blocks.0": 0, "blocks.1": 1, "out": 2},
         next_token,
+    ),
+    "spectral": Case(
+        Spectral,
+        floats((WIDTH,), (WIDTH,)),
+        {"first": 0, "middle": 1, "last": 2},
     ),
     "hands-on": Case(
         HandsOn,

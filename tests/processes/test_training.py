@@ -71,6 +71,13 @@ def test_every_schedule_on_every_shape(crew: Crew, shape: str, schedule: str) ->
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_complex_values_between_stages(crew: Crew, schedule: str) -> None:
+    """They have gradients, and a conjugation that torch put off travels with them."""
+    setup = Setup(case="spectral", devices=ONE_EACH[:3], schedule=schedule)
+    assert_equal_in_dtypes(crew, setup)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_a_stage_that_hands_on_its_input(crew: Crew, schedule: str) -> None:
     """Its output is a leaf of autograd's, which has no node: backwards failed at it."""
     setup = Setup(case="hands-on", devices=ONE_EACH[:3], schedule=schedule)

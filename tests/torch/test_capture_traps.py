@@ -584,3 +584,15 @@ def test_sizes_that_come_from_values_are_told() -> None:
     captured = check(route)
     assert kinds(captured) == ["size from values"]
     assert "estimated costs leave them out" in captured.graph.assumptions[0].text
+
+
+def conjugate(probe: Probe, x: Tensor) -> Tensor:
+    """Conjugation and negation that torch only marks: the storage stays as it is."""
+    found = torch.fft.rfft(x) * torch.view_as_complex(probe.weight)
+    return torch.fft.irfft(found.conj(), n=4) + found.conj().imag.sum(-1, keepdim=True)
+
+
+def test_conjugation_is_no_identity() -> None:
+    """It shares storage, shape and dtype with its input, and was dropped as a cast to itself is."""
+    captured = check(conjugate, weight=nn.Parameter(torch.randn(3, 2)))
+    assert any("conj" in op.target for op in captured.graph.ops)
