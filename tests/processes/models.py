@@ -132,7 +132,8 @@ class Rfft(nn.Module):
     """The spectrum of real rows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.rfft(x)
+        made: torch.Tensor = torch.fft.rfft(x)
+        return made
 
 
 class Filter(nn.Module):
@@ -150,7 +151,8 @@ class Irfft(nn.Module):
     """Back from the spectrum."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.irfft(x, n=WIDTH)
+        made: torch.Tensor = torch.fft.irfft(x, n=WIDTH)
+        return made
 
 
 class Spectral(nn.Module):

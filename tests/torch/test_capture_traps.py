@@ -586,7 +586,7 @@ def test_sizes_that_come_from_values_are_told() -> None:
     assert "estimated costs leave them out" in captured.graph.assumptions[0].text
 
 
-def conjugate(probe: Probe, x: Tensor) -> Tensor:
+def conjugate(probe: Any, x: Tensor) -> Any:
     """Conjugation and negation that torch only marks: the storage stays as it is."""
     found = torch.fft.rfft(x) * torch.view_as_complex(probe.weight)
     return torch.fft.irfft(found.conj(), n=4) + found.conj().imag.sum(-1, keepdim=True)
