@@ -8,7 +8,6 @@ adds its bytes to a few rectangles of the table: four corners, then two cumulati
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
@@ -17,38 +16,16 @@ import numpy
 from numpy.typing import NDArray
 
 from graphplan.cost.model import bytes_per_trained_element
-from graphplan.nouns.problem import Floats, Flow, Ints, Problem
+from graphplan.nouns.problem import Flow, Ints, Problem
 from graphplan.partition.pipelines.remember import remember
+from graphplan.partition.pipelines.sums import IntervalBytes, StageSums
 
 Number = TypeVar("Number", numpy.float64, numpy.int64)
 Rectangles = tuple[Ints, Ints]
 """[n, 4] of i0, i1, j0, j1 (inclusive), and the item of each row."""
 
 
-@dataclasses.dataclass(frozen=True)
-class IntervalTimes:
-    """Seconds of one micro-batch."""
-
-    forward_s: Floats
-    backward_s: Floats
-
-    def total(self, *, recompute: bool) -> Floats:
-        """Forward and backward, recomputation included where there is a backward."""
-        again = numpy.where(self.backward_s > 0, self.forward_s, 0.0) if recompute else 0.0
-        return self.forward_s + self.backward_s + again
-
-
-@dataclasses.dataclass(frozen=True)
-class IntervalBytes:
-    """Memory on one replica."""
-
-    fixed: Ints
-    """Weights, gradients, optimizer, buffers and workspace."""
-    saved: Ints
-    """Of each micro-batch in flight."""
-
-
-class Intervals:
+class Intervals(StageSums):
     """The intervals of one order of a problem's nodes."""
 
     def __init__(self, problem: Problem, blocks: Sequence[Sequence[int]]) -> None:
@@ -65,32 +42,6 @@ class Intervals:
     def legal(self) -> NDArray[numpy.bool_]:
         """Whether [i, j] is an interval: j > i."""
         return ~numpy.tri(self.num_blocks, self.num_blocks + 1, dtype=numpy.bool_)
-
-    @remember
-    def count_pins(self) -> Ints:
-        """Different devices to which nodes of the interval are pinned."""
-        counts = numpy.zeros((self.num_blocks, self.num_blocks + 1), dtype=numpy.int64)
-        for device in set(self.problem.pins.values()):
-            pinned = numpy.zeros(self.problem.num_nodes, dtype=numpy.int64)
-            pinned[[node for node, d in self.problem.pins.items() if d == device]] = 1
-            counts += self._sum_nodes(pinned) > 0
-        return counts
-
-    # -- times -----------------------------------------------------------------------------------
-
-    @remember
-    def times(self, types: tuple[int, ...], size: int) -> IntervalTimes:
-        """Seconds at a sample size (its index) on the slowest of these device types."""
-        problem = self.problem
-        forward, inputs, weights = (
-            numpy.max([self._sum_nodes(array[kind, size]) for kind in types], axis=0)
-            for array in (problem.forward_s, problem.input_grad_s, problem.weight_grad_s)
-        )
-        return IntervalTimes(forward, numpy.where(self._needs_backward, inputs + weights, 0.0))
-
-    @cached_property
-    def _needs_backward(self) -> NDArray[numpy.bool_]:
-        return self._sum_nodes(self.problem.needs_backward.astype(numpy.int64)) > 0
 
     # -- memory ----------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from graphplan.cost.model import bytes_per_trained_element
 from graphplan.nouns.problem import Floats, Ints, Problem
 from graphplan.partition.dag.downsets import list_members
-from graphplan.partition.pipelines.intervals import IntervalBytes, IntervalTimes
 from graphplan.partition.pipelines.remember import remember
+from graphplan.partition.pipelines.sums import IntervalBytes, StageSums
 
 NUM_LEVELS = 8
 """Levels of workspace that are told apart."""
@@ -27,7 +27,7 @@ NUM_LEVELS = 8
 Bools = NDArray[numpy.bool_]
 
 
-class Pairs:
+class Pairs(StageSums):
     """The stages between down-sets of a problem whose nodes stand in groups."""
 
     def __init__(
@@ -54,32 +54,6 @@ class Pairs:
         inside = self.held @ self.held.T == sizes[:, None]
         legal: Bools = (inside & (sizes[:, None] < sizes[None, :]))[:-1]
         return legal
-
-    @remember
-    def count_pins(self) -> Ints:
-        """Different devices to which nodes of a stage are pinned."""
-        counts = numpy.zeros((self.num_blocks, self.num_blocks + 1), dtype=numpy.int64)
-        for device in set(self.problem.pins.values()):
-            pinned = numpy.zeros(self.problem.num_nodes)
-            pinned[[node for node, d in self.problem.pins.items() if d == device]] = 1
-            counts += self._sum_nodes(pinned) > 0
-        return counts
-
-    # -- times -----------------------------------------------------------------------------------
-
-    @remember
-    def times(self, types: tuple[int, ...], size: int) -> IntervalTimes:
-        """Seconds at a sample size (its index) on the slowest of these device types."""
-        problem = self.problem
-        forward, inputs, weights = (
-            numpy.max([self._sum_nodes(array[kind, size]) for kind in types], axis=0)
-            for array in (problem.forward_s, problem.input_grad_s, problem.weight_grad_s)
-        )
-        return IntervalTimes(forward, numpy.where(self._needs_backward, inputs + weights, 0.0))
-
-    @cached_property
-    def _needs_backward(self) -> Bools:
-        return self._sum_nodes(self.problem.needs_backward.astype(float)) > 0
 
     # -- memory ----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from graphplan.cost.allreduce import allreduce_time
 from graphplan.nouns.problem import Floats, Ints, Problem
 from graphplan.partition.pipelines.grid import Grid, Place
-from graphplan.partition.pipelines.intervals import IntervalBytes, IntervalTimes
+from graphplan.partition.pipelines.sums import IntervalBytes, IntervalTimes
 
 Number = TypeVar("Number", numpy.float64, numpy.int64)
 NEVER = 1 << 20
