@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from torch import nn
 
 from graphplan.frontend.attempt import Attempt
+from graphplan.frontend.checks import passes_when
 from graphplan.frontend.leaves import ModuleCall
+from graphplan.frontend.watch import code_at
 from graphplan.nouns.opgraph import Assumption
 
 
 def list_assumptions(attempt: Attempt, module: nn.Module) -> list[Assumption]:
     """All that a user should know about a trace, each once."""
-    found = [*_list_decisions(attempt), *_list_checkpoints(attempt), *_list_opaque(attempt)]
+    found = [*_list_checks(attempt), *_list_decisions(attempt)]
+    found += [*_list_checkpoints(attempt), *_list_opaque(attempt)]
     if not module.training:
         found.append(
             Assumption(
@@ -24,6 +27,18 @@ def list_assumptions(attempt: Attempt, module: nn.Module) -> list[Assumption]:
             )
         )
     return found
+
+
+def _list_checks(attempt: Attempt) -> Iterator[Assumption]:
+    decided = [
+        each.place for each in attempt.watch.decisions if passes_when(each.place) is not None
+    ]
+    for place in dict.fromkeys([*attempt.watch.checks, *decided]):
+        yield Assumption(
+            kind="value check",
+            text=f"`{code_at(place)}` reads values only to raise an error; it is left out",
+            source=place,
+        )
 
 
 def _list_checkpoints(attempt: Attempt) -> Iterator[Assumption]:
@@ -39,14 +54,15 @@ def _list_checkpoints(attempt: Attempt) -> Iterator[Assumption]:
 def _list_decisions(attempt: Attempt) -> Iterator[Assumption]:
     seen: set[tuple[str | None, str]] = set()
     for decision in attempt.watch.decisions:
-        if (decision.place, decision.result) in seen:
+        if (decision.place, decision.result) in seen or passes_when(decision.place) is not None:
             continue
         seen.add((decision.place, decision.result))
         if decision.is_random:
             yield Assumption(
                 kind="frozen random choice",
                 text=f"`{decision.code}` draws at random in every step; it is frozen to the choice"
-                f" of the example ({decision.result})",
+                f" of the example ({decision.result}); a probability of 0 (transformers:"
+                " layerdrop=0.0) takes chance out of it",
                 source=decision.place,
             )
         else:

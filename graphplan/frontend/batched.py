@@ -20,6 +20,7 @@ from graphplan.frontend.normalize import normalize_graph
 from graphplan.frontend.scalars import learn_sizes
 from graphplan.frontend.unify import NotAlike, unify_graphs
 from graphplan.frontend.withloss import PREFIX, WithLoss
+from graphplan.nouns.names import MAX_VALUE, fit_text
 from graphplan.nouns.opgraph import Assumption
 from graphplan.nouns.tensor import TensorSpec
 
@@ -118,6 +119,8 @@ def _check_constants(graph: fx.Graph, attempts: Sequence[Attempt]) -> None:
 
 def _name_specs(attempt: Attempt, example: Example) -> dict[str, TensorSpec]:
     nodes = tensor_placeholders(attempt.body.graph)
+    for node in nodes:
+        node.name = fit_text(node.name, most=MAX_VALUE).replace(".", "_")
     return {node.name: spec for node, spec in zip(nodes, example.specs, strict=True)}
 
 

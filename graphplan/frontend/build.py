@@ -9,17 +9,18 @@ from torch import nn
 
 from graphplan.errors import CaptureError
 from graphplan.frontend.attempt import quiet_torch
-from graphplan.frontend.fakes import make_fake_mode, tensor_slots
+from graphplan.frontend.fakes import tensor_slots
 from graphplan.frontend.modelfile import ModelFile
+from graphplan.frontend.sparing import sparing_build
 
 _USERS_ERRORS = (NameError, ImportError, SyntaxError)
 """Errors that have nothing to do with tensors: the model would fail for real too."""
 
 
 def build_module(model_file: ModelFile) -> nn.Module:
-    """The module on fake tensors; for real where build() reads values (`.item()`)."""
+    """The module without memory for large tensors; for real where build() reads their values."""
     try:
-        with make_fake_mode(), quiet_torch():
+        with sparing_build(), quiet_torch():
             return model_file.build()
     except Exception as error:
         if isinstance(error.__cause__, _USERS_ERRORS):

@@ -39,8 +39,13 @@ class Captured:
                 "The batch has another structure than the one that was captured.",
                 remedy=f"Expected {self.input_tree}.",
             )
-        names = [given.name for given in self.graph.inputs]
-        return dict(zip(names, flat_tensors(arguments), strict=True))
+        names, tensors = [given.name for given in self.graph.inputs], flat_tensors(arguments)
+        if len(names) != len(tensors):
+            raise CaptureError(
+                f"The batch holds {len(tensors)} tensors, the one that was captured {len(names)}.",
+                remedy="Give tensors where inputs() gives tensors: torch.as_tensor(array).",
+            )
+        return dict(zip(names, tensors, strict=True))
 
     def run(self, batch: Batch) -> Any:
         """Run the captured module like the user's own, result in the same nest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -104,6 +105,7 @@ def fix_batch(example: Example) -> Example:
 
 def split_arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of what `inputs` gave."""
+    _open_dataclasses(batch)
     if isinstance(batch, Arguments):
         return batch.args, batch.kwargs
     if isinstance(batch, Mapping):
@@ -116,6 +118,15 @@ def split_arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"The inputs are a {type(batch).__name__}, not a tuple, dict or tensor.",
         remedy=_INPUTS_REMEDY,
     )
+
+
+def _open_dataclasses(batch: Batch) -> None:
+    """Let torch look into the dataclasses of a batch, as it does into tuples and dicts."""
+    for leaf in pytree.tree_leaves(batch):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, Arguments)):
+            torch.export.register_dataclass(type(leaf))
+            for field in dataclasses.fields(leaf):
+                _open_dataclasses(getattr(leaf, field.name))
 
 
 def flat_tensors(arguments: Any) -> tuple[torch.Tensor, ...]:

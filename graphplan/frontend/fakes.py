@@ -14,9 +14,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+
+
+def _fake_ctc_loss(
+    mode: FakeTensorMode, func: Any, log_probs: torch.Tensor, targets: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses of the samples, and what the backward needs for targets of the largest length."""
+    num_frames, num_samples, _ = log_probs.shape
+    kept = (num_samples, num_frames, 2 * targets.shape[-1] + 1)
+    return log_probs.new_empty(num_samples), log_probs.new_empty(kept)
+
+
+# torch has none: the lengths of the targets, which are values, tell the size of what it keeps.
+op_implementations_dict.setdefault(torch.ops.aten._ctc_loss.Tensor, _fake_ctc_loss)
 
 
 def make_fake_mode() -> FakeTensorMode:

@@ -10,11 +10,13 @@ import torch
 from torch import fx
 
 from graphplan.frontend.example import dtype_name
+from graphplan.frontend.expected import Shares, expect_spec, largest_shape
 from graphplan.frontend.observe import Run
 from graphplan.frontend.render import render_call
 from graphplan.frontend.scalars import depends_on_data, is_scalar_node
 from graphplan.frontend.targets import target_name
 from graphplan.frontend.writes import written_nodes
+from graphplan.nouns.names import MAX_CALL, MAX_TARGET, fit_path, fit_text
 from graphplan.nouns.opgraph import Op
 from graphplan.nouns.tensor import TensorSpec, format_dim
 
@@ -25,7 +27,8 @@ Runs = Sequence[tuple[int, Run]]
 def lower_ops(graph: fx.Graph, runs: Runs, *, loss: fx.Node | None) -> tuple[Op, ...]:
     """The ops of a normalised graph, in its order."""
     flowing = find_gradient_flow(graph, runs[0][1], loss=loss)
-    return tuple(_lower_op(node, runs, flowing) for node in graph.nodes if is_op(node))
+    shares = Shares(runs[0][1])
+    return tuple(_lower_op(node, runs, flowing, shares) for node in graph.nodes if is_op(node))
 
 
 def is_op(node: fx.Node) -> bool:
@@ -64,20 +67,23 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _lower_op(node: fx.Node, runs: Runs, flowing: set[fx.Node]) -> Op:
+def _lower_op(node: fx.Node, runs: Runs, flowing: set[fx.Node], shares: Shares) -> Op:
     first = runs[0][1][node]
     keeps = node in flowing or (
         node.target is operator.getitem and flowing.issuperset(node.all_input_nodes)
     )
     internal = [(batch_size, run[node].internal_bytes) for batch_size, run in runs]
+    largest = fit_spec([(batch_size, run[node].value) for batch_size, run in runs])
+    is_known = not (isinstance(first.value, torch.Tensor) and depends_on_data(first.value))
     return Op(
         name=node.name,
-        target=target_name(node.target),
-        call=render_call(node, inputs=input_values(node), weights=input_weights(node)),
+        target=fit_text(target_name(node.target), most=MAX_TARGET),
+        call=fit_text(_render(node), most=MAX_CALL),
         inputs=tuple(given.name for given in input_values(node)),
         weights=tuple(str(given.target) for given in input_weights(node)),
-        output=fit_spec([(batch_size, run[node].value) for batch_size, run in runs]),
-        module=str(node.meta.get("module", "")),
+        output=largest if is_known else None,
+        expected=expect_spec(largest, first.value, shares),
+        module=fit_path(str(node.meta.get("module", ""))),
         needs_backward=node in flowing,
         alias=_owner_name(first.alias) if first.alias else None,
         saved=tuple(_owner_name(kept) for kept in first.saved if kept.op != "get_attr")
@@ -86,6 +92,10 @@ def _lower_op(node: fx.Node, runs: Runs, flowing: set[fx.Node]) -> Op:
         saved_bytes=fit_bytes(internal) if keeps else (0, 0),
         mutates=_mutated_weights(node, runs[0][1]),
     )
+
+
+def _render(node: fx.Node) -> str:
+    return render_call(node, inputs=input_values(node), weights=input_weights(node))
 
 
 def _mutated_weights(node: fx.Node, run: Run) -> tuple[str, ...]:
@@ -100,12 +110,12 @@ def _owner_name(node: fx.Node) -> str:
 def fit_spec(values: Sequence[tuple[int, Any]]) -> TensorSpec | None:
     """The spec of a tensor seen at one or two batch sizes; None for all else.
 
-    A tensor whose size depends on data has none: it stays with the ops that read it.
+    Where sizes depend on data it is that of the largest that they can be.
     """
     tensors = [value for _, value in values if isinstance(value, torch.Tensor)]
-    if not tensors or any(map(depends_on_data, tensors)):
+    if not tensors:
         return None
-    dims = zip(*(tensor.shape for tensor in tensors), strict=True)
+    dims = zip(*(largest_shape(tensor) for tensor in tensors), strict=True)
     sizes = [batch_size for batch_size, _ in values]
     shape = tuple(format_dim(*_fit_line(sizes, column)) for column in dims)
     return TensorSpec(dtype=dtype_name(tensors[0].dtype), shape=shape)

@@ -2,7 +2,7 @@
 
     build(**settings) -> nn.Module            required; `model.py:name` picks another builder
     inputs(batch_size) -> tuple or dict       required; arguments of the model, and of the loss
-    loss(output, batch) -> scalar             optional
+    loss(output, batch) -> scalar             optional; or a dict of them, which are added
     optimizer(parameters) -> Optimizer        optional
     data(batch_size) -> iterable of batches   optional; `data()` when it knows the size itself
 
@@ -147,7 +147,9 @@ def guarded(path: Path, what: str, function: Callable[..., T]) -> Callable[..., 
 
 def _remedy_of(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"Install it (pip install {error.name}), or run where the model runs."
+        package = (error.name or "").partition(".")[0]
+        how = f"it (pip install {package})" if package else "what this line needs"
+        return f"Install {how}, or run where the model runs."
     return "Mend this line; --debug shows the whole traceback."
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphplan.frontend.failure import describe_unsized
 from graphplan.frontend.fakes import fake_like, make_fake_mode
 from graphplan.frontend.leaves import ModuleCall
 from graphplan.frontend.nodes import is_float
@@ -77,7 +78,10 @@ class _Observer:
             for node in self.module.graph.nodes:
                 if node.op != "output":
                     self.current = node
-                    values[node] = self._run_node(node, values)
+                    try:
+                        values[node] = self._run_node(node, values)
+                    except (RuntimeError, NotImplementedError) as error:
+                        raise describe_unsized(node, error) from error
                     aliases[node] = self._note_owner(node, values[node])
         kept = self._attribute_saved()
         return {

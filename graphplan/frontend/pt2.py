@@ -1,4 +1,4 @@
-"""Saved programs: a `.pt2` file of torch.export in place of a model file."""
+"""Saved programs: a `.pt2` file of torch.export in place of a model file, and code as that is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from graphplan.frontend.dynamic import tensor_placeholders
 from graphplan.frontend.example import Arguments, Inputs
 from graphplan.frontend.modelfile import ModelFile
 from graphplan.frontend.nodes import fake_value
+from graphplan.frontend.pt2check import check_program
 
 
 def load_saved_program(path: Path, *, settings: Mapping[str, Any]) -> ModelFile:
@@ -25,6 +26,7 @@ def load_saved_program(path: Path, *, settings: Mapping[str, Any]) -> ModelFile:
             f"{path} is a saved program and has no settings, but {sorted(settings)} were given.",
             remedy="Leave --set out, or give the model file it was saved from.",
         )
+    check_program(path)
     program = _load(path)
     body = program.module(check_guards=False)
     assert isinstance(body, fx.GraphModule)

@@ -15,6 +15,7 @@ from torch import fx
 
 from graphplan.frontend.nodes import fake_value, is_float, tensor_inputs
 from graphplan.frontend.targets import Autocast, AutocastOp
+from graphplan.frontend.writes import written_nodes
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
@@ -81,7 +82,8 @@ def _inline_block(module: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
 
 
 def fence_gradients(graph: fx.Graph) -> None:
-    """Detach what leaves a block without gradients, where a gradient could flow."""
+    """Detach what leaves a block without gradients, where a gradient could flow, and what is
+    written into a buffer there: the buffer must not remember where it comes from."""
     may_require: set[fx.Node] = set()
     for node in list(graph.nodes):
         value = fake_value(node)
@@ -89,6 +91,9 @@ def fence_gradients(graph: fx.Graph) -> None:
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 may_require.add(node)
         elif may_require.intersection(tensor_inputs(node)):
+            if written_nodes(node) and not _grad_of(node):
+                _detach_inputs(graph, node, may_require)
+                continue
             may_require.add(node)
             if is_float(value) and not _grad_of(node):
                 _detach_outside(graph, node)
@@ -111,6 +116,14 @@ def _detach_outside(graph: fx.Graph, node: fx.Node) -> None:
     fence.meta = {**node.meta, "region": Region()}
     for user in users:
         user.replace_input_with(node, fence)
+
+
+def _detach_inputs(graph: fx.Graph, node: fx.Node, may_require: set[fx.Node]) -> None:
+    for given in may_require.intersection(tensor_inputs(node)):
+        with graph.inserting_before(node):
+            fence = graph.call_function(torch.ops.aten.detach.default, (given,))
+        fence.meta = {**given.meta, "region": region_of(node)}
+        node.replace_input_with(given, fence)
 
 
 def wrap_autocast(graph: fx.Graph) -> None:

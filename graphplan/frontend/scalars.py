@@ -73,19 +73,25 @@ def learn_sizes(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) ->
     return BatchSizes(dims)
 
 
+def unbacked_symbols(value: Any) -> set[sympy.Symbol]:
+    """The symbols of a scalar, or of the sizes of a tensor, that stand for contents of tensors."""
+    return set(free_unbacked_symbols(value))
+
+
 def depends_on_data(value: Any) -> bool:
     """Whether a scalar, or a size of a tensor, comes from the contents of a tensor."""
-    return bool(free_unbacked_symbols(value))
+    return bool(unbacked_symbols(value))
 
 
 def largest_size(size: Any) -> int:
-    """A size as a number; one that comes from data counts as large as it can be."""
+    """A size as a number; one that comes from data counts as large as it can be, one without a
+    bound as 1."""
     expression = getattr(getattr(size, "node", None), "expr", None)
     if expression is None:
         return int(size)
     ranges = size.node.shape_env.var_to_range
     bounds = {symbol: ranges[symbol].upper for symbol in expression.free_symbols}
-    found = expression.xreplace({s: b if b.is_Integer else 0 for s, b in bounds.items()})
+    found = expression.xreplace({s: b if b.is_Integer else 1 for s, b in bounds.items()})
     return int(found)
 
 

@@ -18,11 +18,13 @@ from graphplan.frontend.example import Inputs, input_paths
 from graphplan.frontend.fakes import on_cpu
 from graphplan.frontend.fallback import Subject, trace_subject
 from graphplan.frontend.lower import lower_ops
+from graphplan.frontend.mixing import find_mixing
 from graphplan.frontend.modelfile import ModelFile
 from graphplan.frontend.observe import Run, observe_graph
 from graphplan.frontend.scalars import depends_on_data
 from graphplan.frontend.weights import attach_weights
 from graphplan.frontend.withloss import Loss, WithLoss
+from graphplan.nouns.names import MAX_TARGET, escape_hidden, fit_text
 from graphplan.nouns.opgraph import Assumption, Input, OpGraph
 
 
@@ -73,17 +75,19 @@ def build_captured(traced: Traced, *, name: str, keep_weights: bool = True) -> C
     loss = _find_loss(flat, traced.attempt.output_tree, runs[0][1])
     if loss is None and isinstance(traced.module, WithLoss):
         raise _refuse_loss(flat, runs[0][1])
+    ops = lower_ops(body.graph, runs, loss=loss)
     graph = OpGraph(
-        name=name,
+        name=escape_hidden(name),
         batch=example.batch,
         batch_size=example.batch_size,
         inputs=_list_inputs(traced),
         weights=weights,
-        ops=lower_ops(body.graph, runs, loss=loss),
+        ops=ops,
         outputs=tuple(leaf.name for leaf in flat if isinstance(leaf, fx.Node)),
-        output_tree=str(traced.attempt.output_tree),
+        output_tree=escape_hidden(str(traced.attempt.output_tree)),
         loss=loss.name if loss is not None else None,
-        assumptions=(*traced.assumptions, *_list_unsized(runs[0][1])),
+        assumptions=tuple(map(_tidy, (*traced.assumptions, *_list_unsized(runs[0][1])))),
+        mixing=find_mixing(body.graph, {op.name: op for op in ops}, traced.specs, loss=loss),
         capture=f"{traced.method}, torch {torch.__version__}",
     )
     input_tree = pytree.tree_structure((example.args, example.kwargs))
@@ -94,7 +98,16 @@ def _list_inputs(traced: Traced) -> tuple[Input, ...]:
     arguments = (traced.example.args, traced.example.kwargs)
     paths = input_paths(arguments, traced.module.forward)
     pairs = zip(traced.specs.items(), paths, strict=True)
-    return tuple(Input(name=name, path=path, spec=spec) for (name, spec), path in pairs)
+    return tuple(
+        Input(name=name, path=fit_text(path, most=MAX_TARGET), spec=spec)
+        for (name, spec), path in pairs
+    )
+
+
+def _tidy(each: Assumption) -> Assumption:
+    """The same with nothing that steers a terminal: it quotes the user's code and paths."""
+    source = escape_hidden(each.source) if each.source is not None else None
+    return Assumption(kind=each.kind, text=escape_hidden(each.text), source=source)
 
 
 def _find_loss(flat: Sequence[Any], tree: pytree.TreeSpec, run: Run) -> fx.Node | None:
@@ -135,6 +148,6 @@ def _list_unsized(run: Run) -> Iterator[Assumption]:
         yield Assumption(
             kind="size from values",
             text=f"{len(unsized)} ops, the first {unsized[0].name!r}, give tensors whose size"
-            " depends on values: estimated costs leave them out, and no stage ends between them"
-            " and what reads them",
+            " depends on values: estimated costs expect a part of the largest size, and no stage"
+            " ends between them and what reads them",
         )

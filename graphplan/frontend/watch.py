@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import sympy  # type: ignore[import-untyped]
 import torch
 import torch.utils.checkpoint
 from torch import fx, nn
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+    ShapeEnv,
+)
 
+from graphplan.frontend.checks import find_check
 from graphplan.frontend.nodes import fake_value, is_scalar
 from graphplan.frontend.opaque import opaque_entries, opaque_functions
 from graphplan.frontend.places import current_place
@@ -46,6 +54,8 @@ class Watch:
 
     checkpoints: list[str] = field(default_factory=list)
     """Places that call torch.utils.checkpoint."""
+    checks: list[str] = field(default_factory=list)
+    """Places that read values only to raise an error."""
     decisions: list[Decision] = field(default_factory=list)
     fixed_sizes: list[str] = field(default_factory=list)
     """Places that use a symbolic size as a number."""
@@ -120,10 +130,36 @@ def _shape_patches(watch: Watch) -> list[Any]:
         place = current_place()
         is_drawn = _is_drawn(getattr(expression, "free_symbols", set()))
         watch.decisions.append(
-            Decision(str(result), is_drawn, place, _code_at(place), tuple(watch.modules))
+            Decision(str(result), is_drawn, place, code_at(place), tuple(watch.modules))
         )
 
+    evaluate = ShapeEnv._evaluate_expr
+
+    def pass_checks(self: ShapeEnv, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return evaluate(self, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            place, wanted = find_check(sys._getframe(1))
+            if place is None:
+                raise
+            watch.checks.append(place)
+            return sympy.true if wanted else sympy.false
+
+    bind = symbolic_shapes.compute_unbacked_bindings
+
+    def bind_known(env: ShapeEnv | None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return bind(env, *args, **kwargs)
+        except PendingUnbackedSymbolNotFound:
+            # Following values, torch makes symbols while it compares a real result with the fake
+            # one, and then misses them in the result. Nothing can depend on such a symbol.
+            assert env is not None
+            env.pending_fresh_unbacked_symbols.clear()
+            return bind(env, *args, **kwargs)
+
     return [
+        mock.patch.object(symbolic_shapes, "compute_unbacked_bindings", bind_known),
+        mock.patch.object(ShapeEnv, "_evaluate_expr", pass_checks),
         mock.patch.object(ShapeEnv, "_set_replacement", note_size),
         mock.patch.object(ShapeEnv, "_log_real_tensor_propagation", note_decision),
     ]
@@ -151,7 +187,7 @@ def _has_random_ancestor(node: fx.Node) -> bool:
     return False
 
 
-def _code_at(place: str | None) -> str:
+def code_at(place: str | None) -> str:
     if place is None:
         return ""
     path, _, line = place.rpartition(":")

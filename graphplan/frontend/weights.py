@@ -13,6 +13,7 @@ from graphplan.frontend.batched import Traced
 from graphplan.frontend.example import dtype_name
 from graphplan.frontend.fakes import meta_like, tensor_slots
 from graphplan.frontend.withloss import PREFIX, WithLoss
+from graphplan.nouns.names import fit_path
 from graphplan.nouns.opgraph import Weight
 from graphplan.nouns.tensor import TensorSpec
 
@@ -28,7 +29,7 @@ def attach_weights(traced: Traced, *, keep: bool) -> tuple[fx.GraphModule, tuple
     names: dict[int, list[str]] = {}
     for full, _, _, tensor in tensor_slots(traced.module):
         slots[full] = tensor
-        names.setdefault(id(tensor), []).append(full.removeprefix(prefix))
+        names.setdefault(id(tensor), []).append(fit_path(full.removeprefix(prefix)))
     buffers = {name for name, _ in traced.module.named_buffers(remove_duplicate=False)}
     attributes: dict[str, object] = {}
     weights = []
@@ -38,7 +39,7 @@ def attach_weights(traced: Traced, *, keep: bool) -> tuple[fx.GraphModule, tuple
         if held is None:
             held = operator.attrgetter(full)(traced.attempt.body)
         if isinstance(held, torch.Tensor):
-            own = names.get(id(held), [full.removeprefix(prefix)])
+            own = names.get(id(held), [fit_path(full.removeprefix(prefix))])
             node.target = own[0]
             weights.append(_describe(held, own, is_buffer=full in buffers))
             if isinstance(held, FakeTensor) or (full in slots and not keep):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,15 +12,16 @@ from torch import nn
 from graphplan.errors import CaptureError
 from graphplan.frontend.example import Example, parameter_names
 
-Loss = Callable[[Any, Any], torch.Tensor]
-"""loss(output of the model, batch as `inputs` gave it)."""
+Loss = Callable[[Any, Any], Any]
+"""loss(output of the model, batch as `inputs` gave it): a scalar, or several by name, whose sum is
+differentiated."""
 
 PREFIX = "model."
 """What `WithLoss` puts before the names of the user's module."""
 
 
 class WithLoss(nn.Module):
-    """Takes a batch, returns the loss.
+    """Takes a batch, returns the loss; of several losses their sum, and each under its name.
 
     What the model's forward does not take (labels, say) goes to the loss only.
     """
@@ -32,12 +33,21 @@ class WithLoss(nn.Module):
         self.training = model.training
         num_args, keys = _taken_arguments(model.forward, example)
 
-        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def forward(*args: Any, **kwargs: Any) -> Any:
             taken = {key: value for key, value in kwargs.items() if key in keys}
-            return loss(self.model(*args[:num_args], **taken), kwargs or args)
+            found = loss(self.model(*args[:num_args], **taken), kwargs or args)
+            return _add_losses(found) if isinstance(found, Mapping) else found
 
         forward.__signature__ = _batch_signature(model.forward, example)  # type: ignore[attr-defined]
         self.forward = forward
+
+
+def _add_losses(losses: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Several losses and the one that is differentiated: the one called `loss`, or their sum."""
+    if "loss" in losses:
+        return dict(losses)
+    first, *others = losses.values()
+    return {"loss": sum(others, first), **losses}
 
 
 def _check_call(loss: Loss) -> None:

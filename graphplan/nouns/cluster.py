@@ -11,7 +11,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from graphplan.nouns.base import Noun
+from graphplan.nouns.base import MAX_DEVICES, MAX_SECONDS, Noun
+from graphplan.nouns.names import check_label
 
 
 class DeviceType(Noun, frozen=True, kw_only=True):
@@ -40,8 +41,12 @@ class DeviceType(Noun, frozen=True, kw_only=True):
             raise ValueError(f"device type {self.name!r}: memory and bandwidth must be positive")
         if self.task_s < 0:
             raise ValueError(f"device type {self.name!r}: task_s must be at least 0")
-        if not self.flops_per_s_by_dtype or min(self.flops_per_s_by_dtype.values()) <= 0:
-            raise ValueError(f"device type {self.name!r}: needs positive flops_per_s_by_dtype")
+        check_label(self.name)
+        if max(self.launch_s, self.task_s, self.update_s_per_element or 0.0) > MAX_SECONDS:
+            raise ValueError(f"device type {self.name!r}: a time exceeds {MAX_SECONDS:g} s")
+        rates = (self.bandwidth_bytes_per_s, *self.flops_per_s_by_dtype.values())
+        if not self.flops_per_s_by_dtype or min(rates) < 1:
+            raise ValueError(f"device type {self.name!r}: needs rates of at least 1 a second")
         if not all(0 < share <= 1 for share in self.efficiency_by_kind.values()):
             raise ValueError(f"device type {self.name!r}: efficiencies must lie in (0, 1]")
 
@@ -62,7 +67,7 @@ class Link(Noun, frozen=True, kw_only=True):
     reduce_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0:
+        if self.bandwidth_bytes_per_s < 1 or not 0 <= self.latency_s <= MAX_SECONDS:
             raise ValueError("a link needs a positive bandwidth and a latency of at least 0")
         if min(self.host_s, self.host_s_per_byte, self.reduce_s or 0, self.reduce_s_per_byte) < 0:
             raise ValueError("a link cannot give time back to its ends")
@@ -104,6 +109,9 @@ class Cluster(Noun, frozen=True, kw_only=True, dict=True):
     communication library and fragmentation."""
 
     def __post_init__(self) -> None:
+        check_label(self.name)
+        if sum(len(node.devices) for node in self.nodes) > MAX_DEVICES:
+            raise ValueError(f"a cluster has more than {MAX_DEVICES:,} devices")
         known = {kind.name for kind in self.types}
         if len(known) != len(self.types):
             raise ValueError("two device types have the same name")

@@ -102,3 +102,7 @@ class LearnedCosts(Noun, frozen=True, kw_only=True):
     families: tuple[str, ...]
     dtypes: tuple[str, ...]
     arrays: dict[str, Array]
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ValueError("a cost model needs the device that it was trained on")

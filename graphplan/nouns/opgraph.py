@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from graphplan.nouns.base import Noun
+from graphplan.nouns.names import (
+    MAX_CALL,
+    MAX_TARGET,
+    check_label,
+    check_paths,
+    check_text,
+    check_values,
+)
 from graphplan.nouns.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import networkx
 
 BatchKind = Literal["dynamic", "fixed", "none"]
+MixingKind = Literal["compare", "statistics", "order", "count", "sum"]
+"""Samples are compared with each other; their statistics are used; they are moved or picked by
+their place in the batch; a mean is over a count that values decide; a sum is no mean."""
 
 
 class Input(Noun, frozen=True, kw_only=True):
@@ -30,6 +41,10 @@ class Input(Noun, frozen=True, kw_only=True):
     name: str
     path: str
     spec: TensorSpec
+
+    def __post_init__(self) -> None:
+        check_values((self.name,))
+        check_text(self.path, most=MAX_TARGET)
 
 
 class Weight(Noun, frozen=True, kw_only=True):
@@ -40,6 +55,9 @@ class Weight(Noun, frozen=True, kw_only=True):
     spec: TensorSpec
     trainable: bool
     aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_paths((self.name, *self.aliases))
 
 
 class Op(Noun, frozen=True, kw_only=True):
@@ -57,6 +75,8 @@ class Op(Noun, frozen=True, kw_only=True):
     inputs: tuple[str, ...]
     weights: tuple[str, ...] = ()
     output: TensorSpec | None = None
+    expected: TensorSpec | None = None
+    """What costs take the output for where its size depends on values; `output` is then None."""
     module: str = ""
     needs_backward: bool = False
     """Whether the gradient of the loss flows through this op's output."""
@@ -66,6 +86,18 @@ class Op(Noun, frozen=True, kw_only=True):
     saved_bytes: tuple[int, int] = (0, 0)
     mutates: tuple[str, ...] = ()
     """Weights (buffers) that this op writes."""
+
+    def __post_init__(self) -> None:
+        check_values((self.name,))
+        check_text(self.target, most=MAX_TARGET)
+        check_text(self.call, most=MAX_CALL)
+        if self.module:
+            check_paths((self.module,))
+
+    @property
+    def size(self) -> TensorSpec | None:
+        """The output, or what it is expected to be; None when it is not one tensor."""
+        return self.output or self.expected
 
     @property
     def kind(self) -> str:
@@ -80,6 +112,13 @@ class Assumption(Noun, frozen=True, kw_only=True):
     kind: str
     text: str
     source: str | None = None
+
+
+class Mixing(Noun, frozen=True, kw_only=True):
+    """An op whose result for one sample depends on other samples, and in which way."""
+
+    op: str
+    kind: MixingKind
 
 
 class Edge(Noun, frozen=True, kw_only=True):
@@ -109,10 +148,14 @@ class OpGraph(Noun, frozen=True, kw_only=True, dict=True):
     loss: str | None = None
     """The value that is the scalar loss, None when the graph has none."""
     assumptions: tuple[Assumption, ...] = ()
+    mixing: tuple[Mixing, ...] = ()
+    """What a split of the batch changes, as far as a dynamic batch tells; not part of the
+    fingerprint."""
     capture: str = ""
     """How it was captured: method and torch version; not part of the fingerprint."""
 
     def __post_init__(self) -> None:
+        check_label(self.name)
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}, must be at least 1")
         weights = {weight.name for weight in self.weights}
@@ -124,7 +167,8 @@ class OpGraph(Noun, frozen=True, kw_only=True, dict=True):
         for op in self.ops:
             self._validate_op(op, values, weights)
             values.add(op.name)
-        for name in (*self.outputs, *([self.loss] if self.loss else [])):
+        ends = (*self.outputs, *([self.loss] if self.loss else []), *(m.op for m in self.mixing))
+        for name in ends:
             if name not in values:
                 raise ValueError(f"the graph returns {name!r}, which no op produces")
 
@@ -174,6 +218,11 @@ class OpGraph(Noun, frozen=True, kw_only=True, dict=True):
         """The tensor of a value, None for values that are not one tensor."""
         given = self.input_by_name.get(value)
         return given.spec if given else self.op_by_name[value].output
+
+    def size_of(self, value: str) -> TensorSpec | None:
+        """The tensor of a value as costs take it: the expected one where values tell its size."""
+        given = self.input_by_name.get(value)
+        return given.spec if given else self.op_by_name[value].size
 
     @cached_property
     def fingerprint(self) -> str:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
+from graphplan.errors import InvalidProgram
 from graphplan.nouns.base import Noun
 from graphplan.nouns.cluster import Cluster
-from graphplan.nouns.opgraph import BatchKind
+from graphplan.nouns.names import check_label, check_values
+from graphplan.nouns.opgraph import BatchKind, MixingKind
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, parse_program
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.training import Training
+
+
+class MixedOp(Noun, frozen=True, kw_only=True):
+    """An op that mixes samples, with the module that it was written in."""
+
+    op: str
+    module: str
+    kind: MixingKind
 
 
 class PlannedModel(Noun, frozen=True, kw_only=True):
@@ -24,8 +34,12 @@ class PlannedModel(Noun, frozen=True, kw_only=True):
     """Pairs of positions in `ops`."""
     batch: BatchKind = "dynamic"
     """Whether a batch can be split: `none` means that the inputs have no batch dimension."""
+    mixing: tuple[MixedOp, ...] = ()
+    """What a split of the batch changes; reports and the reference of a run tell."""
 
     def __post_init__(self) -> None:
+        check_label(self.name)
+        check_values(self.ops)
         for src, dst in self.edges:
             if not 0 <= src < dst < len(self.ops):
                 raise ValueError(f"op edge {src} -> {dst} does not point to a later op")
@@ -123,5 +137,11 @@ class Plan(Noun, frozen=True, kw_only=True, dict=True):
         return self.prediction.step_s / self.bound.step_s - 1 if self.bound.step_s else 0.0
 
     def parse_program(self) -> Program:
-        """The program of the plan as a value."""
-        return parse_program("\n".join(self.program))
+        """The program of the plan as a value; raises InvalidProgram when it is none."""
+        try:
+            return parse_program("\n".join(self.program))
+        except ValueError as error:
+            raise InvalidProgram(
+                f"The plan's program cannot be read: {error}.",
+                remedy="`graphplan check plan.json` tells what else is wrong with it.",
+            ) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from graphplan.nouns.base import Noun
+from graphplan.nouns.base import MAX_MICRO_BATCHES, MAX_SECONDS, Noun
 from graphplan.nouns.dag import Neighbours, collect_neighbours, measure_heights
 
 
@@ -44,6 +44,9 @@ class StagePrice(Noun, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.devices or self.micro_batch_size < 1:
             raise ValueError("a stage needs devices and a micro-batch size of at least 1")
+        seconds = (self.forward_s, self.backward_s, self.input_grad_s, self.weight_grad_s)
+        if max(map(abs, (*seconds, self.reduce_s, self.update_s))) > MAX_SECONDS:
+            raise ValueError(f"a task of a stage takes more than {MAX_SECONDS:g} s")
 
 
 class Message(Noun, frozen=True, kw_only=True):
@@ -55,6 +58,10 @@ class Message(Noun, frozen=True, kw_only=True):
     seconds: float
     latency_s: float
     channel: str
+
+    def __post_init__(self) -> None:
+        if max(abs(self.seconds), abs(self.latency_s)) > MAX_SECONDS:
+            raise ValueError(f"a message takes more than {MAX_SECONDS:g} s")
 
 
 class TransferPrice(Noun, frozen=True, kw_only=True):
@@ -97,6 +104,8 @@ class PricedStages(Noun, frozen=True, kw_only=True, dict=True):
                     f"micro-batch size {stage.micro_batch_size} does not divide the batch of"
                     f" {self.batch_size}"
                 )
+            if self.batch_size // stage.micro_batch_size > MAX_MICRO_BATCHES:
+                raise ValueError(f"a batch has more than {MAX_MICRO_BATCHES:,} micro-batches")
             if any(not 0 <= d < len(self.memory_bytes_by_device) for d in stage.devices):
                 raise ValueError(f"a stage uses devices {list(stage.devices)}, which do not exist")
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from graphplan.nouns.base import Noun
 from graphplan.nouns.dag import Neighbours, collect_neighbours, measure_heights
+from graphplan.nouns.names import check_values
 from graphplan.nouns.tensor import TensorSpec
 
 
@@ -20,6 +21,7 @@ class Stage(Noun, frozen=True, kw_only=True):
     recompute: bool = False
 
     def __post_init__(self) -> None:
+        check_values(self.ops)
         if not self.devices or len(set(self.devices)) != len(self.devices):
             raise ValueError(f"a stage needs different devices, got {list(self.devices)}")
         if self.micro_batch_size < 1:
@@ -35,6 +37,9 @@ class StageEdge(Noun, frozen=True, kw_only=True):
     spec: TensorSpec
     needs_grad: bool = True
     """Whether a gradient comes back along this edge."""
+
+    def __post_init__(self) -> None:
+        check_values((self.value,))
 
 
 class StageGraph(Noun, frozen=True, kw_only=True, dict=True):

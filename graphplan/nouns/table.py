@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from graphplan.nouns.base import Noun
+from graphplan.nouns.base import MAX_SECONDS, Noun
 from graphplan.nouns.cluster import Link
+from graphplan.nouns.names import check_values
 
 Source = Literal["measured", "estimated", "learned"]
 
@@ -79,14 +80,21 @@ class ProfileTable(Noun, frozen=True, kw_only=True, dict=True):
             raise ValueError(f"batch_sizes must grow from at least 1, got {list(sizes)}")
         if self.calibration and len(self.calibration) != len(sizes):
             raise ValueError("calibration needs one ratio for each batch size")
+        check_values(row.op for row in self.rows)
+        if not all(1e-6 < ratio < 1e6 for ratio in self.calibration):
+            raise ValueError(f"calibration {list(self.calibration)} is no ratio of two times")
+        if not 0 <= (self.update_s_per_element or 0.0) <= MAX_SECONDS:
+            raise ValueError(f"update_s_per_element is {self.update_s_per_element}")
         if len({row.op for row in self.rows}) != len(self.rows):
             raise ValueError("two rows describe the same op")
         for row in self.rows:
             columns = (row.forward_s, row.input_grad_s, row.weight_grad_s, row.workspace_bytes)
             if any(len(column) != len(sizes) for column in columns):
                 raise ValueError(f"row {row.op!r} needs {len(sizes)} entries in every column")
-            if not all(0 <= value < float("inf") for column in columns for value in column):
-                raise ValueError(f"row {row.op!r} has a negative or infinite entry")
+            if not all(0 <= value <= MAX_SECONDS for column in columns[:3] for value in column):
+                raise ValueError(f"row {row.op!r} has a negative or endless time")
+            if min(row.workspace_bytes) < 0:
+                raise ValueError(f"row {row.op!r} has a negative number of bytes")
 
     @cached_property
     def row_by_op(self) -> dict[str, OpProfile]:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from graphplan.nouns.names import shorten
+
 Kind = Literal["F", "B", "I", "W", "R", "U"]
 COMPUTE_KINDS = ("F", "B", "I", "W")
 
@@ -54,7 +56,7 @@ def parse_task(text: str) -> Task:
     """The task that prints as `text`."""
     match = _TASK.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a task such as '2F0'")
+        raise ValueError(f"{shorten(text)} is not a task such as '2F0'")
     return Task(int(match[1]), match[2], int(match[3]))  # type: ignore[arg-type]
 
 
