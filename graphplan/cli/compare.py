@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 import click
 
 from graphplan.cli.options import (
     COSTS_HELP,
+    cache_option,
     cluster_options,
     load_cluster,
     load_graph,
@@ -20,6 +22,7 @@ from graphplan.cli.options import (
 
 @click.command(name="compare", epilog="Example: graphplan compare examples/mmt.py --gpus 8")
 @model_argument
+@cache_option
 @cluster_options
 @click.option("--batch", type=click.IntRange(1), help="Samples of one optimizer step.")
 @click.option("--planner", multiple=True, help="Only these planners.")
@@ -30,6 +33,7 @@ from graphplan.cli.options import (
 def command(
     model: str,
     settings: tuple[str, ...],
+    use_cache: bool,
     gpus: int | None,
     cluster: str | None,
     memory: str | None,
@@ -45,7 +49,7 @@ def command(
     from graphplan.planner.whatif import compare_planners
 
     park = load_cluster(cluster, gpus, memory)
-    graph = load_graph(model, parse_settings(settings))
+    graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
     options = SearchOptions(batch_size=batch, time_limit_s=time_limit)
     rows = compare_planners(
         graph,
@@ -61,29 +65,47 @@ def command(
         print_rows(rows)
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    """The table, the fastest marked."""
-    from rich.console import Console
-    from rich.table import Table
+WIDTH = 100
+"""Columns of the table, on a terminal and in a pipe."""
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    names = ("planner", "schedule", "stages", "step, ms", "samples/s", "bubble", "peak, GiB", "s")
-    for name in names:
-        table.add_column(name, justify="left" if name in ("planner", "schedule") else "right")
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """The table, the fastest marked; below it why some planners and schedules have no figures."""
+    click.echo("\n".join(render_rows(rows)))
+
+
+def render_rows(rows: list[dict[str, Any]]) -> list[str]:
+    """Lines of at most WIDTH columns."""
+    head = ("planner", "schedule", "stages", "step, ms", "samples/s", "bubble, %", "peak, GiB")
+    cells = [(*head, "search, s"), *map(_write_row, rows)]
     best = min((row["step_s"] for row in rows if row["step_s"] is not None), default=None)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    marks = ["", *("  <- fastest" if row["step_s"] == best is not None else "" for row in rows)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        + mark
+        for line, mark in zip(cells, marks, strict=True)
+    ]
     for row in rows:
         if row["step_s"] is None:
-            table.add_row(row["planner"], row["schedule"], "-", f"[dim]{row['note']}[/]")
-            continue
-        table.add_row(
-            row["planner"],
-            row["schedule"],
-            str(row["stages"]),
-            f"{row['step_s'] * 1e3:,.2f}",
-            f"{row['samples_per_s']:,.1f}",
-            f"{row['bubble']:.1%}",
-            f"{row['peak_bytes'] / 2**30:.2f}",
-            f"{row['seconds']:.2f}",
-            style="bold" if row["step_s"] == best else None,
-        )
-    Console(highlight=False).print(table)
+            note = f"{row['planner']}, {row['schedule']}: {row['note']}"
+            lines += ["", *textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+    return lines
+
+
+def _write_row(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["step_s"] is None:
+        return (row["planner"], row["schedule"], *(6 * ["-"]))
+    return (
+        row["planner"],
+        row["schedule"],
+        str(row["stages"]),
+        f"{row['step_s'] * 1e3:,.2f}",
+        f"{row['samples_per_s']:,.1f}",
+        f"{row['bubble'] * 100:.1f}",
+        f"{row['peak_bytes'] / 2**30:.2f}",
+        f"{row['seconds']:.2f}",
+    )

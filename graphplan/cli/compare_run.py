@@ -63,6 +63,7 @@ def describe_comparison(comparison: Comparison) -> dict[str, Any]:
 def print_comparison(comparison: Comparison) -> None:
     """Step times, a table by kind and stage, and what is off."""
     from rich.console import Console
+    from rich.markup import escape
 
     from graphplan.compare import list_findings
 
@@ -80,7 +81,7 @@ def print_comparison(comparison: Comparison) -> None:
             f" (predicted {device.predicted_idle_s * 1e3:.1f})"
         )
     for finding in list_findings(comparison):
-        console.print(f"[bold]·[/] {finding}")
+        console.print(f"[bold]·[/] {escape(finding)}")
 
 
 def make_table(rows: list[TaskError]) -> Table:

@@ -106,15 +106,16 @@ def show_progress(*, enabled: bool) -> Iterator[Callable[[Progress], None] | Non
 def print_card(learned: LearnedCosts, output: str) -> None:
     """What was learned from what, and how good it is."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     card, console = learned.card, Console(highlight=False)
     console.print(
         f"[bold]{learned.predictor}[/] trained on {len(card.training.models)} models"
-        f" ({card.training.num_units:,} timed units) on {', '.join(card.devices)}"
+        f" ({card.training.num_units:,} timed units) on {escape(', '.join(card.devices))}"
         f" in {card.training_s:.0f} s, seed {card.seed}"
     )
-    console.print(f"[dim]{card.why}; the better one is used[/]")
+    console.print(f"[dim]{escape(card.why)}; the better one is used[/]")
     scores = Table("part", "models", "predictor", "op error", "step error", "worst step")
     parts = {"training": card.training, "validation": card.validation, "held out": card.held_out}
     for name, part in parts.items():
@@ -131,12 +132,16 @@ def print_card(learned: LearnedCosts, output: str) -> None:
 
 
 def _tabulate_kinds(part: Part, predictor: str) -> object:
+    from rich.markup import escape
     from rich.table import Table
 
     kinds = Table("op", "units", f"{predictor}: median error", "calibrated roofline")
     for kind in part.kinds[:MOST_KINDS]:
         errors = kind.op_error_by_predictor
         kinds.add_row(
-            kind.kind, str(kind.num_units), f"{errors[predictor]:.1%}", f"{errors['roofline']:.1%}"
+            escape(kind.kind),
+            str(kind.num_units),
+            f"{errors[predictor]:.1%}",
+            f"{errors['roofline']:.1%}",
         )
     return kinds

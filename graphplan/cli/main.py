@@ -14,6 +14,7 @@ import click
 
 import graphplan
 from graphplan.errors import GraphplanError, UnknownName
+from graphplan.nouns.names import escape_hidden
 
 COMMANDS: dict[str, str] = {
     "search": "Find the best pipeline plan for a model (plan.json).",
@@ -29,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "run": "Train a model under a plan, on this machine or under torchrun.",
     "compare-run": "Predicted against measured, by stage and task kind.",
     "staleness": "Weight versions, delays and stable learning rates of a plan.",
+    "cache": "Look at what is kept for the next command, or clear it.",
     "schema": "Print the JSON Schema of every file.",
 }
 """Sub-commands with their one-line help. `name` lives in `graphplan/cli/<name>.py` as `command`."""
@@ -92,7 +94,7 @@ def run_command(arguments: list[str]) -> int:
     except GraphplanError as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"Error: {error}", err=True)
+        click.echo(escape_hidden(f"Error: {error}"), err=True)
         return error.exit_code
     except RecursionError as error:
         if debug:

@@ -21,6 +21,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 LEARNED = "learned:"
 """What `--costs` says before the file of a learned cost model."""
+CODE_HELP = (
+    "A model.py runs when it is opened, and so does a .pt2 file: open only your own. A graph.json"
+    " cannot execute anything."
+)
+"""What the help of every command that takes a model says."""
 COSTS_HELP = "`estimate`, a table.json of profile, or `learned:FILE` with a file of learn."
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -28,6 +33,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 def model_argument(command: Command) -> Command:
     """MODEL and --set."""
+    command.__doc__ = f"{command.__doc__ or ''}\n\n    {CODE_HELP}\n    "
     command = click.argument("model", type=str)(command)
     return click.option(
         "--set",
@@ -112,7 +118,19 @@ def load_cluster(name: str | None, gpus: int | None, memory: str | None) -> Clus
     return msgspec.structs.replace(cluster, types=types)
 
 
-def load_graph(model: str, settings: Mapping[str, Any]) -> OpGraph:
+def cache_option(command: Command) -> Command:
+    """--no-cache."""
+    return click.option(
+        "--no-cache",
+        "use_cache",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="Capture the model anew, and keep nothing.",
+    )(command)
+
+
+def load_graph(model: str, settings: Mapping[str, Any], *, use_cache: bool = True) -> OpGraph:
     """The op graph of a model file, a .pt2 file or a graph.json."""
     if model.endswith(".json"):
         from graphplan.files import read_noun
@@ -124,9 +142,9 @@ def load_graph(model: str, settings: Mapping[str, Any]) -> OpGraph:
                 remedy="Leave --set out, or give the model file.",
             )
         return read_noun(model, OpGraph)
-    from graphplan.frontend import load_model_file, trace_model_file
+    from graphplan.captures import load_model_graph
 
-    return trace_model_file(load_model_file(model, settings=settings)).graph
+    return load_model_graph(model, settings, use_cache=use_cache)
 
 
 def load_tables(

@@ -81,7 +81,7 @@ def command(
     start = time.perf_counter()
     sizes = parse_sizes(batch_sizes) if batch_sizes else None
     if gpu or costs:
-        graph = load_graph(model, parse_settings(settings))
+        graph = load_graph(model, parse_settings(settings), use_cache=not no_cache)
         table = predict(graph, costs, gpu, sizes, precision)
     else:
         graph, table = measure(
@@ -244,6 +244,7 @@ def show_progress(*, enabled: bool) -> Iterator[Callable[[Progress], None] | Non
     if not enabled or not console.is_terminal:
         yield None
         return
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
@@ -264,7 +265,7 @@ def show_progress(*, enabled: bool) -> Iterator[Callable[[Progress], None] | Non
                 task,
                 total=progress.num_units,
                 completed=progress.num_done,
-                description=left + progress.label,
+                description=left + escape(progress.label),
             )
 
         yield report
@@ -309,14 +310,15 @@ def describe_table(graph: OpGraph, table: ProfileTable) -> dict[str, Any]:
 def print_table(graph: OpGraph, table: ProfileTable, facts: dict[str, Any]) -> None:
     """Totals by micro-batch size, and the kinds of ops that take the most time."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     console.print(
-        f"[bold]{graph.name}[/] on [bold]{table.device}[/], {table.source}:"
+        f"[bold]{escape(graph.name)}[/] on [bold]{escape(table.device)}[/], {table.source}:"
         f" {len(table.rows):,} ops in {facts['seconds']:.1f} s"
     )
-    console.print(f"[dim]{table.provenance}[/]")
+    console.print(f"[dim]{escape(table.provenance)}[/]")
     if table.source == "learned":
         console.print(f"step times are uncertain by {table.step_uncertainty:.0%}")
     totals = Table(
@@ -331,7 +333,7 @@ def print_table(graph: OpGraph, table: ProfileTable, facts: dict[str, Any]) -> N
         console.print(describe_host(table.host))
     kinds = Table("op", "count", f"time at {table.batch_sizes[-1]}", "share")
     for kind, count, seconds, share in list_kinds(graph, table):
-        kinds.add_row(kind, str(count), format_time(seconds), f"{share:.1%}")
+        kinds.add_row(escape(kind), str(count), format_time(seconds), f"{share:.1%}")
     console.print(kinds)
     console.print(f"written to [bold]{facts['table']}[/]")
 

@@ -47,10 +47,31 @@ from graphplan.cli.options import parse_settings
     help="When the model file has no optimizer().",
 )
 @click.option("--clip-norm", type=float, help="Clip gradients by their global norm.")
-@click.option("--check-finite", is_flag=True, help="Stop at the first value that is not finite.")
-@click.option("--save", metavar="FOLDER", help="Write checkpoints there.")
+@click.option(
+    "--check-finite",
+    is_flag=True,
+    help="Stop at the first value or gradient that is not finite, before it changes weights.",
+)
+@click.option("--save", metavar="FOLDER", help="Write checkpoints there; one run at a time.")
 @click.option("--save-every", type=click.IntRange(1), help="Steps between checkpoints.")
-@click.option("--resume", metavar="FOLDER", help="Go on from the last checkpoint there.")
+@click.option(
+    "--keep-last",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Checkpoints that stay; the last one with finite weights always does.",
+)
+@click.option(
+    "--resume",
+    metavar="FOLDER",
+    help="Go on from the last checkpoint there, or from the one that is given itself.",
+)
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Compare the checksums of the checkpoint that is resumed from.",
+)
 @click.option("--emulate", is_flag=True, help="Wait in place of computing: no model is needed.")
 @click.option(
     "--emulate-bytes",
@@ -73,13 +94,15 @@ from graphplan.cli.options import parse_settings
     help="Seconds without progress after which a task counts as hanging.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--quiet", is_flag=True, help="Print nothing.")
+@click.option("--quiet", is_flag=True, help="Print nothing but warnings.")
 def command(settings: tuple[str, ...], **wishes: Any) -> None:
     """Train MODEL under PLAN, one process for each device of the plan.
 
     Under torchrun, each process runs this command and takes its rank from there:
 
       torchrun --nnodes 2 --nproc-per-node 4 ... -m graphplan_runtime plan.json model.py
+
+    A model.py runs when it is opened, and so does a .pt2 file: open only your own.
     """
     from graphplan_runtime.options import RunOptions
 

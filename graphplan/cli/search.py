@@ -12,6 +12,7 @@ import msgspec
 
 from graphplan.cli.options import (
     COSTS_HELP,
+    cache_option,
     cluster_options,
     load_cluster,
     load_graph,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     name="search", epilog="Example: graphplan search examples/mmt.py --gpus 8 -o plan.json"
 )
 @model_argument
+@cache_option
 @cluster_options
 @click.option("--batch", type=click.IntRange(1), help="Samples of one optimizer step.")
 @click.option(
@@ -92,6 +94,7 @@ def command(
     cluster: str | None,
     memory: str | None,
     costs: str,
+    use_cache: bool,
     output: str,
     as_json: bool,
     quiet: bool,
@@ -101,7 +104,7 @@ def command(
     start = time.perf_counter()
     options = read_options(**wishes)
     park = load_cluster(cluster, gpus, memory)
-    graph = load_graph(model, parse_settings(settings))
+    graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
     tables = load_tables(costs, graph, park, options)
     from graphplan.planner.search import search_plan
 

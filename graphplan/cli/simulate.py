@@ -9,6 +9,7 @@ import click
 from graphplan.cli.options import cluster_options, load_cluster, load_graph, parse_settings
 from graphplan.errors import InvalidOption
 from graphplan.files import read_noun, write_noun
+from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import POLICY_NAMES, PolicyName
 from graphplan.nouns.timeline import Timeline
@@ -40,7 +41,10 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Simulate PLAN again under other conditions, its stages unchanged."""
+    """Simulate PLAN again under other conditions, its stages unchanged.
+
+    What does not fit into the memory of a device is simulated all the same, and said.
+    """
     from graphplan.planner.whatif import simulate_plan
 
     given = read_noun(plan, Plan)
@@ -50,10 +54,11 @@ def command(
             "Another cluster changes the times of the ops, which are not in the plan.",
             remedy=f"Add --model with the model of the plan ({given.model.name}).",
         )
+    park = load_cluster(cluster, gpus, memory) if wants_cluster else given.cluster
     timeline = simulate_plan(
         given,
         graph=load_graph(model, parse_settings(settings)) if model else None,
-        cluster=load_cluster(cluster, gpus, memory) if wants_cluster else None,
+        cluster=park if wants_cluster else None,
         batch_size=batch,
         schedule=schedule,
         policy=policy,
@@ -61,19 +66,48 @@ def command(
     if output:
         write_noun(timeline, output)
     if as_json:
-        click.echo(json.dumps(summarise_timeline(timeline)))
+        click.echo(json.dumps(summarise_timeline(timeline, park)))
     else:
         print_comparison(given, timeline)
+        click.echo(describe_excess(timeline, park), nl=False)
 
 
-def summarise_timeline(timeline: Timeline) -> dict[str, object]:
+def list_excess(timeline: Timeline, cluster: Cluster) -> dict[int, int]:
+    """By device that does not hold its peak, the bytes that are too much."""
+    return {
+        device.index: peak.bytes - device.memory_bytes
+        for device, peak in zip(cluster.devices, timeline.peaks, strict=False)
+        if peak.bytes > device.memory_bytes
+    }
+
+
+def describe_excess(timeline: Timeline, cluster: Cluster) -> str:
+    """A line that says which device is over its memory and by how much; "" when all fit."""
+    from graphplan.report.units import format_bytes
+
+    excess = list_excess(timeline, cluster)
+    if not excess:
+        return ""
+    worst = max(excess, key=lambda device: (excess[device], -device))
+    limit = cluster.devices[worst].memory_bytes
+    more = f"; {len(excess)} of {len(timeline.peaks)} devices are over" if len(excess) > 1 else ""
+    return (
+        f"Does not fit: device {worst} needs {format_bytes(limit + excess[worst])} of"
+        f" {format_bytes(limit)}, {format_bytes(excess[worst])} too much{more}.\n"
+    )
+
+
+def summarise_timeline(timeline: Timeline, cluster: Cluster) -> dict[str, object]:
     """What `--json` prints."""
+    excess = list_excess(timeline, cluster)
     return {
         "step_s": timeline.makespan_s,
         "samples_per_s": timeline.samples_per_s,
         "bubble": timeline.bubble,
         "bubble_by_device": list(timeline.bubble_by_device),
         "peak_bytes_by_device": [peak.bytes for peak in timeline.peaks],
+        "fits": not excess,
+        "excess_bytes_by_device": [excess.get(device, 0) for device in range(len(timeline.peaks))],
     }
 
 
@@ -84,7 +118,10 @@ def print_comparison(plan: Plan, timeline: Timeline) -> None:
 
     table = Table("", "plan", "now", "now / plan", box=None, pad_edge=False, header_style="bold")
     was = plan.prediction
-    peaks = (max(was.peak_bytes_by_device), max(peak.bytes for peak in timeline.peaks))
+    peaks = (
+        max(was.peak_bytes_by_device, default=0),
+        max((peak.bytes for peak in timeline.peaks), default=0),
+    )
     rows = [
         ("step, ms", was.step_s * 1e3, timeline.makespan_s * 1e3),
         ("samples/s", was.samples_per_s, timeline.samples_per_s),

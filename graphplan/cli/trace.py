@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphplan.cli.options import load_graph, model_argument, parse_settings
+from graphplan.cli.options import cache_option, load_graph, model_argument, parse_settings
 from graphplan.files import write_noun
 
 if TYPE_CHECKING:
@@ -18,16 +18,24 @@ if TYPE_CHECKING:
     name="trace", epilog="Example: graphplan trace examples/mmt.py --set layers=2 -o graph.json"
 )
 @model_argument
+@cache_option
 @click.option("-o", "--output", default="graph.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--quiet", is_flag=True, help="Print nothing.")
-def command(model: str, settings: tuple[str, ...], output: str, as_json: bool, quiet: bool) -> None:
+def command(
+    model: str,
+    settings: tuple[str, ...],
+    use_cache: bool,
+    output: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Capture MODEL (a model file, model.py:builder or a saved .pt2) as an op graph.
 
     No weights are allocated: a 70B model is captured on a laptop.
     """
     start = time.perf_counter()
-    graph = load_graph(model, parse_settings(settings))
+    graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
     seconds = time.perf_counter() - start
     write_noun(graph, output)
     facts = describe_graph(graph) | {"seconds": round(seconds, 3), "graph": output}
@@ -72,11 +80,12 @@ _BATCH = {
 def print_graph(graph: OpGraph, facts: dict[str, object]) -> None:
     """The graph in a few lines, and its largest modules."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     console.print(
-        f"[bold]{graph.name}[/]: {facts['ops']:,} ops, {facts['edges']:,} edges,"
+        f"[bold]{escape(graph.name)}[/]: {facts['ops']:,} ops, {facts['edges']:,} edges,"
         f" {facts['parameters']:,} parameters ({facts['trainable_parameters']:,} trainable),"
         f" captured in {facts['seconds']:.1f} s"
     )
@@ -84,13 +93,13 @@ def print_graph(graph: OpGraph, facts: dict[str, object]) -> None:
     console.print(f"loss: {'part of the graph' if facts['loss'] else 'none'}")
     console.print(f"fingerprint: {graph.fingerprint}")
     for each in graph.assumptions:
-        where = f" [dim]({each.source})[/]" if each.source else ""
-        console.print(f"[yellow]assumption[/] {each.kind}: {each.text}{where}")
+        where = f" [dim]({escape(each.source)})[/]" if each.source else ""
+        console.print(f"[yellow]assumption[/] {escape(f'{each.kind}: {each.text}')}{where}")
     table = Table("module", "ops", "parameters", box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, num_ops, num_parameters in list_modules(graph):
-        table.add_row(name, f"{num_ops:,}", f"{num_parameters:,}")
+        table.add_row(escape(name), f"{num_ops:,}", f"{num_parameters:,}")
     console.print(table)
     console.print(f"written to [bold]{facts['graph']}[/]")
 
