@@ -10,6 +10,7 @@ allocator of its own.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """The names and numbers of glibc's malloc.h."""
@@ -17,6 +18,7 @@ GROWTH_BYTES = 64 << 20
 """By how much the heap grows at least."""
 
 
+@functools.cache
 def keep_freed_memory() -> bool:
     """Ask the C library to keep what is freed; False where it is not glibc."""
     try:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import tempfile
 import time
 from pathlib import Path
 
 import msgspec
 
+from graphplan.cachefolder import default_folder
 from graphplan.errors import GraphplanError
-from graphplan.files import write_bytes
+from graphplan.files import UNREADABLE, read_bytes, write_bytes
 from graphplan.nouns.base import Noun
 from graphplan.nouns.table import Host
 
@@ -35,6 +34,10 @@ class Measurement(Noun, frozen=True, kw_only=True):
     workspace_bytes: int = 0
     spread: float = 0.0
     """Interquartile range over the median, the worst of the passes."""
+
+    def __post_init__(self) -> None:
+        if min(self.forward_s, self.input_grad_s, self.weight_grad_s, self.workspace_bytes) < 0:
+            raise ValueError("a measurement is negative")
 
     @property
     def total_s(self) -> float:
@@ -60,18 +63,6 @@ class Measurement(Noun, frozen=True, kw_only=True):
             workspace_bytes=max(self.workspace_bytes, other.workspace_bytes),
             spread=max(self.spread, other.spread),
         )
-
-
-def default_folder() -> Path:
-    """GRAPHPLAN_CACHE_DIR, else the folder `graphplan` of the user's cache."""
-    if chosen := os.environ.get("GRAPHPLAN_CACHE_DIR"):
-        return Path(chosen)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "graphplan"
-    try:
-        return Path.home() / ".cache" / "graphplan"
-    except RuntimeError:  # A user without a home, as in containers.
-        return Path(tempfile.gettempdir()) / f"graphplan-{os.getuid()}"
 
 
 class ProfileCache:
@@ -115,8 +106,8 @@ class ProfileCache:
     def find_host(self) -> Host | None:
         """What is known of the host itself."""
         try:
-            return msgspec.json.decode(self._host_path.read_bytes(), type=Host)
-        except (OSError, msgspec.DecodeError):
+            return msgspec.json.decode(read_bytes(self._host_path), type=Host)
+        except (GraphplanError, *UNREADABLE):
             return None
 
     def save_host(self, host: Host) -> None:
@@ -131,8 +122,8 @@ class ProfileCache:
 
     def _read(self) -> dict[str, Measurement]:
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Measurement])
-        except (OSError, msgspec.DecodeError):
+            return msgspec.json.decode(read_bytes(self.path), type=dict[str, Measurement])
+        except (GraphplanError, *UNREADABLE):
             return {}
 
 

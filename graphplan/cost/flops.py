@@ -79,7 +79,7 @@ class WorkCounter:
     def count_op(self, op: Op, batch_size: int) -> Work:
         """The work of an op at a batch size."""
         specs = self.list_operands(op)
-        results = (op.output,) if op.output else self._results_by_op[op.name]
+        results = (op.size,) if op.size else self._results_by_op[op.name]
         key = (op.target, op.call, op.alias is None, specs, results, batch_size)
         if key not in self._known:
             self._known[key] = self._count_call(op, specs, results, batch_size)
@@ -93,12 +93,14 @@ class WorkCounter:
 
     def _find_operands(self, op: Op) -> Iterable[OperandSpec]:
         for mark, index in _OPERAND.findall(op.call):
+            if int(index) >= len(op.weights if mark == "@" else op.inputs):
+                continue  # A file may say so; such an op cannot be measured.
             if mark == "@":
                 weight = self._graph.weight_by_name[op.weights[int(index)]]
                 yield weight.spec, op.needs_backward and weight.trainable, True
                 continue
             name = op.inputs[int(index)]
-            spec, producer = self._graph.spec_of(name), self._graph.op_by_name.get(name)
+            spec, producer = self._graph.size_of(name), self._graph.op_by_name.get(name)
             needs_grad = op.needs_backward and producer is not None and producer.needs_backward
             if spec is not None:
                 yield spec, needs_grad, name in self._from_weights
@@ -156,10 +158,15 @@ def find_weight_values(graph: OpGraph) -> frozenset[str]:
 
 def _collect_results(graph: OpGraph) -> dict[str, tuple[TensorSpec, ...]]:
     """Tensors of the ops that have several results: those of the getitem ops that follow."""
-    several: dict[str, list[TensorSpec]] = {op.name: [] for op in graph.ops if op.output is None}
+    several: dict[str, list[TensorSpec]] = {op.name: [] for op in graph.ops if op.size is None}
     for op in graph.ops:
-        if op.output is not None and op.kind == "getitem" and op.inputs[0] in several:
-            several[op.inputs[0]].append(op.output)
+        if (
+            op.size is not None
+            and op.kind == "getitem"
+            and op.inputs[:1]
+            and op.inputs[0] in several
+        ):
+            several[op.inputs[0]].append(op.size)
     return {name: tuple(specs) for name, specs in several.items()}
 
 

@@ -19,6 +19,7 @@ from msgspec import Meta
 from graphplan.cost.tomlfile import bad_field, convert_toml, find_line, parse_toml
 from graphplan.errors import InvalidOption, UnknownName
 from graphplan.files import read_bytes, read_noun
+from graphplan.nouns.base import MAX_DEVICES
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
 
 DEFAULT_CLUSTER = "dgx-a100"
@@ -89,7 +90,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     types: dict[str, dict[str, Any]] = {}
 
 
-MOST_GPUS = 65_536
+MOST_GPUS = MAX_DEVICES
 """Clusters are lists of devices: larger ones would fill the memory of the planner."""
 
 

@@ -64,9 +64,14 @@ def expand_table(table: ProfileTable, batch_sizes: Sequence[int]) -> ProfileTabl
     )
 
 
+LEAST_S = 1e-30
+"""Shorter times count as none; their squares would vanish."""
+
+
 def fit_affine(sizes: Sequence[float], values: Sequence[float]) -> AffineFit:
     """Least squares of relative errors with non-negative base and slope."""
-    points = [(float(x), y, 1 / (y * y)) for x, y in zip(sizes, values, strict=True) if y > 0]
+    pairs = zip(sizes, values, strict=True)
+    points = [(float(x), y, 1 / (y * y)) for x, y in pairs if y > LEAST_S]
     if not points:
         return AffineFit(base=0.0, slope=0.0, error=0.0)
     base, slope = _solve_affine(points)

@@ -40,6 +40,7 @@ from graphplan.cost.measure_units import list_units
 from graphplan.cost.measure_update import UPDATE_EFFORT, MakeOptimizer
 from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import DeviceType
+from graphplan.nouns.names import escape_hidden
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.table import OpProfile, ProfileTable
 
@@ -89,6 +90,8 @@ def measure_table(
     session = Session(
         captured, units, clock, cache=cache, device_type=device_type, num_neighbours=count
     )
+    if count and not session.may_step(max(sizes)):
+        session.num_neighbours = count = 0
     wanted = sizes if calibrate_sizes is None else tuple(calibrate_sizes)
     jobs = session.list_units(sizes, _choose_effort(effort, count))
     jobs += session.list_steps(
@@ -237,7 +240,7 @@ def _tell_origin(session: Session, num_missing: int) -> str:
         parts.append("calibrated on a model of the same units")
     if session.failed:
         parts.append(f"could not run alone: {'; '.join(sorted(session.failed.values()))[:300]}")
-    return ", ".join(parts)
+    return escape_hidden(", ".join(parts))
 
 
 class _Splitter:

@@ -105,8 +105,8 @@ def run_neighbours(
 def work(graph: OpGraph, batch_size: int, is_over: Callable[[], bool]) -> None:
     """Repeat the step of a model until told to end."""
     rebuilt, device = rebuild_graph(graph), torch.device("cpu")
-    values = run_on_fakes(rebuilt.module, graph, batch_size)
-    step = prepare_step(rebuilt.module, graph, values, device)
+    values = run_on_fakes(rebuilt.body, graph, batch_size)
+    step = prepare_step(rebuilt.body, graph, values, device)
     with torch.enable_grad():
         step()
         sys.stdout.write("at work\n")

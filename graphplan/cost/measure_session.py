@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.estimate import PASSES, estimate_pass
 from graphplan.cost.flops import WorkCounter
+from graphplan.cost.measure_body import Body, open_body
 from graphplan.cost.measure_clock import Clock
+from graphplan.cost.measure_limits import choose_limits
 from graphplan.cost.measure_rebuild import Rebuilt
 from graphplan.cost.measure_step import fits_memory, measure_step
 from graphplan.cost.measure_unit import Effort, measure_unit
@@ -23,7 +24,6 @@ from graphplan.cost.measure_units import (
     UnitBuilder,
     UnitDescriber,
     Values,
-    get_attribute,
     run_on_fakes,
 )
 from graphplan.cost.measure_update import MakeOptimizer, measure_update, name_update
@@ -89,7 +89,9 @@ class Session:
         self._units = units
         self._cache = cache
         self._type = device_type
-        self._describer = UnitDescriber(captured.graph, layout=_describe_layout(captured.module))
+        self._is_foreign = isinstance(captured, Rebuilt)
+        self._body = captured.body if isinstance(captured, Rebuilt) else open_body(captured.module)
+        self._describer = UnitDescriber(captured.graph, layout=_describe_layout(self._body))
         self._counter = WorkCounter(captured.graph)
         self._builders: dict[int, tuple[UnitBuilder, Values]] = {}
 
@@ -137,6 +139,16 @@ class Session:
                 weight = effort.budget_s + effort.min_repeats * self._estimate(names, size)
                 jobs.append(Job(signature, f"whole model, micro-batch of {size}", weight, run))
         return jobs
+
+    def may_step(self, size: int) -> bool:
+        """Whether a whole step may run: that of a file may not if it takes too much."""
+        if not self._is_foreign:
+            return True
+        try:
+            self._builder(size)[0].check_step()
+        except Exception:  # Any op of any library may refuse to run without memory.
+            return False
+        return True
 
     def list_updates(self, make: MakeOptimizer | None, effort: Effort) -> list[Job]:
         """The step of the user's optimizer, unless it is known."""
@@ -190,9 +202,10 @@ class Session:
         batch = None
         if inputs is not None and not isinstance(captured, Rebuilt):
             batch = captured.flatten_batch(inputs(size))
-        _, values = self._builder(size)
+        builder, values = self._builder(size)
+        builder.check_step()
         seconds, spread = measure_step(
-            captured.module, captured.graph, values, self.clock, batch=batch, effort=effort
+            self._body, captured.graph, values, self.clock, batch=batch, effort=effort
         )
         return Measurement(forward_s=seconds, spread=spread)
 
@@ -232,8 +245,9 @@ class Session:
     def _builder(self, size: int) -> tuple[UnitBuilder, Values]:
         if size not in self._builders:
             captured = self.captured
-            values = run_on_fakes(captured.module, captured.graph, size)
-            builder = UnitBuilder(captured.module, captured.graph, values, self.clock.device)
+            limits = choose_limits(self.clock) if self._is_foreign else None
+            values = run_on_fakes(self._body, captured.graph, size, limits=limits)
+            builder = UnitBuilder(self._body, captured.graph, values, self.clock.device, limits)
             self._builders[size] = builder, values
         return self._builders[size]
 
@@ -257,14 +271,11 @@ class Countdown:
         return left * (time.monotonic() - self._start) / done if done else left
 
 
-def _describe_layout(module: fx.GraphModule) -> str:
+def _describe_layout(body: Body) -> str:
     """Strides of weights that are not plain; they change the layout of all that follows."""
-    held = [
-        get_attribute(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
-    ]
     strides = {
         str(each.stride())
-        for each in held
+        for each in body.held.values()
         if isinstance(each, torch.Tensor) and not each.is_contiguous()
     }
     return " ".join(sorted(strides))

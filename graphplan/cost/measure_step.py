@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from graphplan.cost.measure_body import Body, Line
 from graphplan.cost.measure_clock import Clock
 from graphplan.cost.measure_tensors import find_bound, find_offsets, make_tensor
 from graphplan.cost.measure_unit import Effort, repeat
-from graphplan.cost.measure_units import Values, get_attribute
+from graphplan.cost.measure_units import Values
 from graphplan.cost.saved import count_saved_bytes, count_weight_bytes
 from graphplan.nouns.opgraph import OpGraph
 
@@ -32,7 +33,7 @@ def fits_memory(graph: OpGraph, batch_size: int, clock: Clock, *, copies: int = 
 
 
 def measure_step(
-    module: fx.GraphModule,
+    body: Body,
     graph: OpGraph,
     values: Values,
     clock: Clock,
@@ -41,7 +42,7 @@ def measure_step(
     effort: Effort,
 ) -> tuple[float, float]:
     """(seconds, spread) of one forward and backward; `batch` gives the inputs by name."""
-    step = prepare_step(module, graph, values, clock.device, batch=batch)
+    step = prepare_step(body, graph, values, clock.device, batch=batch)
 
     def sample() -> float:
         start = clock.mark()
@@ -55,7 +56,7 @@ def measure_step(
 
 
 def prepare_step(
-    module: fx.GraphModule,
+    body: Body,
     graph: OpGraph,
     values: Values,
     device: torch.device,
@@ -63,27 +64,31 @@ def prepare_step(
     batch: Mapping[str, torch.Tensor] | None = None,
 ) -> Callable[[], None]:
     """A function that runs one step on weights and inputs of its own."""
-    runnable = _copy_module(module, device)
-    given = [_make_input(node, values, device, batch or {}) for node in _placeholders(module)]
+    held = {target: _copy_weight(each, device) for target, each in body.held.items()}
+    line = Line(body.graph, held)
+    given = [
+        _make_input(node, body.names[node], values, device, batch or {})
+        for node in body.graph.find_nodes(op="placeholder")
+    ]
     position = _find_ends(graph)
 
     def step() -> None:
-        outputs = runnable(*given)
+        outputs = line(*given)
         ends = [outputs[i] for i in position if _needs_grad(outputs[i])]
         torch.autograd.backward(ends, [torch.ones_like(each) for each in ends])
 
     return step
 
 
-def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return list(module.graph.find_nodes(op="placeholder"))
-
-
 def _make_input(
-    node: fx.Node, values: Values, device: torch.device, batch: Mapping[str, torch.Tensor]
+    node: fx.Node,
+    name: str,
+    values: Values,
+    device: torch.device,
+    batch: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
-    if node.name in batch:
-        return batch[node.name].to(device)
+    if name in batch:
+        return batch[name].to(device)
     return make_tensor(
         values[node],
         device=device,
@@ -103,16 +108,8 @@ def _needs_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _copy_module(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """The same graph on weights that share memory with the user's but have their own gradients."""
-    attributes: dict[str, Any] = {}
-    for node in module.graph.find_nodes(op="get_attr"):
-        held = get_attribute(module, str(node.target))
-        attributes[str(node.target)] = _copy_weight(held, device)
-    return fx.GraphModule(attributes, module.graph)
-
-
 def _copy_weight(held: Any, device: torch.device) -> Any:
+    """A weight that shares memory with the user's but has its own gradient."""
     if not isinstance(held, torch.Tensor):
         return held
     is_parameter = isinstance(held, torch.nn.Parameter)

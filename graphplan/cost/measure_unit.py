@@ -130,7 +130,7 @@ class _Bench:
         return lambda: self._time_calls(inner) / inner
 
     def _time_calls(self, count: int) -> float:
-        run, given = self.unit.module.forward, self.given
+        run, given = self.unit.line, self.given
         start = self.clock.mark()
         for _ in range(count):
             run(*given)
@@ -157,7 +157,7 @@ class _Bench:
         return repeat(lambda: self._time_backward(leaves), self.clock, effort)
 
     def _differentiable(self) -> list[torch.Tensor]:
-        return [each for each in self.unit.module(*self.given) if each.requires_grad]
+        return [each for each in self.unit.line(*self.given) if each.requires_grad]
 
     def _time_backward(self, leaves: list[torch.Tensor]) -> float:
         results = self._differentiable()
@@ -187,7 +187,7 @@ class _Bench:
 
     def _measure_workspace(self) -> int:
         """Most bytes at once: results and scratch forward, gradients and scratch backward."""
-        forward = self.clock.peak_bytes(lambda: self.unit.module(*self.given))
+        forward = self.clock.peak_bytes(lambda: self.unit.line(*self.given))
         results = self._differentiable()
         leaves = self._leaves("input") + self._leaves("weight")
         if not results or not leaves:

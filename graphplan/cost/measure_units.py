@@ -6,6 +6,7 @@ units have equal signatures, so that one measurement serves all layers of a kind
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graphplan.cost.flops import find_weight_values
-from graphplan.nouns.opgraph import OpGraph
+from graphplan.cost.measure_body import Body, Line
+from graphplan.cost.measure_limits import Limits
+from graphplan.nouns.names import MAX_PATH, fit_text
+from graphplan.nouns.opgraph import Op, OpGraph
+from graphplan.nouns.tensor import TensorSpec
 
 MAX_GROUP = 12
 """Most ops of a group of short ones."""
+
+STEP_UNITS = 2
+"""A whole step of a graph from a file may take so much more than a unit."""
 
 Values = dict[fx.Node, Any]
 
@@ -96,13 +104,21 @@ class UnitDescriber:
 
     def _view_path(self, name: str) -> str:
         """The views between a value and the owner of its memory: they decide the strides."""
-        if name not in self._paths:
-            op = self._graph.op_by_name.get(name)
+        waiting = [name]
+        while waiting[-1] not in self._paths:
+            op = self._graph.op_by_name.get(waiting[-1])
+            if op is None or op.alias is None or not op.inputs:
+                break
+            waiting.append(op.inputs[0])
+        for each in reversed(waiting):
+            op = self._graph.op_by_name.get(each)
+            if each in self._paths:
+                continue
             if op is None or op.alias is None:
-                self._paths[name] = ""
+                self._paths[each] = ""
             else:
-                source = op.inputs[0] if op.inputs else ""
-                self._paths[name] = f"{op.call}<{self._view_path(source) if source else ''}"
+                above = self._paths[op.inputs[0]] if op.inputs else ""
+                self._paths[each] = fit_text(f"{op.call}<{above}", most=MAX_PATH)
         return self._paths[name]
 
     def _describe_weight(self, name: str) -> str:
@@ -110,60 +126,60 @@ class UnitDescriber:
         return f"{weight.spec} {weight.trainable}"
 
 
-def run_on_fakes(module: fx.GraphModule, graph: OpGraph, batch_size: int) -> Values:
-    """What every node gives at a batch size, without memory: fake tensors and plain numbers."""
+def run_on_fakes(
+    body: Body, graph: OpGraph, batch_size: int, *, limits: Limits | None = None
+) -> Values:
+    """What every node gives at a batch size, without memory: fake tensors and plain numbers.
+
+    With `limits` it notes what they would take.
+    """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     specs = {given.name: given.spec for given in graph.inputs}
     values: Values = {}
     with mode, torch.no_grad():
-        for node in module.graph.nodes:
+        for node in body.graph.nodes:
             if node.op == "placeholder":
-                spec = specs[node.name]
-                sizes, dtype = spec.sizes(batch_size), getattr(torch, spec.dtype)
-                values[node] = torch.empty(sizes, dtype=dtype)
+                values[node] = _fake_like(specs[body.names[node]], batch_size)
             elif node.op == "get_attr":
-                values[node] = _fake_attribute(module, str(node.target))
+                values[node] = _fake_attribute(body.held[str(node.target)])
             elif node.op == "call_function":
-                values[node] = _run_on_fakes(node, values, graph, batch_size)
+                op = graph.op_by_name.get(body.names.get(node, ""))
+                values[node] = _run_on_fakes(node, values, op, batch_size, limits)
+            if limits is not None and node in values:
+                limits.note(node, values[node])
     return values
 
 
-def _run_on_fakes(node: fx.Node, values: Values, graph: OpGraph, batch_size: int) -> Any:
+def _run_on_fakes(
+    node: fx.Node, values: Values, op: Op | None, batch_size: int, limits: Limits | None
+) -> Any:
     """An op's result; where it cannot run without data, a tensor as the graph describes it."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: values[given])
+    call = functools.partial(node.target, *args, **kwargs)  # type: ignore[arg-type, operator, misc]
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return call() if limits is None else limits.run(node, call, args)
     except Exception:
-        op = graph.op_by_name.get(node.name)
         if op is None:
             raise
-        spec = op.output
-        return (
-            torch.empty(spec.sizes(batch_size), dtype=getattr(torch, spec.dtype)) if spec else None
-        )
+        return _fake_like(op.output, batch_size) if op.output else None
 
 
-def _fake_attribute(module: fx.GraphModule, path: str) -> Any:
-    held = get_attribute(module, path)
+def _fake_like(spec: TensorSpec, batch_size: int) -> torch.Tensor:
+    return torch.empty(spec.sizes(batch_size), dtype=getattr(torch, spec.dtype))
+
+
+def _fake_attribute(held: Any) -> Any:
     if not isinstance(held, torch.Tensor):
         return held
     return torch.empty_strided(tuple(held.shape), held.stride(), dtype=held.dtype)
 
 
-def get_attribute(module: torch.nn.Module, path: str) -> Any:
-    """What a `get_attr` node reads."""
-    held: Any = module
-    for name in path.split("."):
-        held = getattr(held, name)
-    return held
-
-
 @dataclass(frozen=True)
 class Unit:
-    """A piece of a model that can run: its own fx module and what it reads."""
+    """A piece of a model that can run, and what it reads."""
 
     ops: tuple[str, ...]
-    module: fx.GraphModule
+    line: Line
     """Takes the values of `readings` by position, returns a tuple of what others read."""
     readings: tuple[fx.Node, ...]
     """Nodes of the whole model."""
@@ -176,34 +192,39 @@ class UnitBuilder:
 
     def __init__(
         self,
-        module: fx.GraphModule,
+        body: Body,
         graph: OpGraph,
         values: Mapping[fx.Node, Any],
         device: torch.device,
+        limits: Limits | None = None,
     ) -> None:
-        self._module = module
+        self._body = body
         self._graph = graph
         self._values = values
         self._device = device
-        self._node_by_name = {node.name: node for node in module.graph.nodes}
+        self._limits = limits
+        self._node_by_name = {name: node for node, name in body.names.items()}
         self._from_weights = find_weight_values(graph)
 
     def build(self, ops: tuple[str, ...]) -> Unit:
         """The unit of these ops, which follow each other in the graph."""
         members = [self._node_by_name[name] for name in ops]
-        body, copies, readings = self._copy_nodes(members)
+        nodes, copies, readings = self._copy_nodes(members)
+        if self._limits is not None:
+            self._limits.check((*members, *readings), what=f"{ops[0]!r}")
         results = [node for node in members if self._is_result(node, set(members))]
-        body.output(tuple(copies[node] for node in results))
-        attributes = {
-            str(node.target): get_attribute(self._module, str(node.target))
-            for node in body.find_nodes(op="get_attr")
-        }
+        nodes.output(tuple(copies[node] for node in results))
         return Unit(
             ops=ops,
-            module=fx.GraphModule(attributes, body),
+            line=Line(nodes, self._body.held),
             readings=tuple(readings),
             halves=tuple(self._half_of(node, members) for node in readings),
         )
+
+    def check_step(self) -> None:
+        """Refuse a step of the whole model that would take too much of a file's word."""
+        if self._limits is not None:
+            self._limits.check(self._body.graph.nodes, what="a step", times=STEP_UNITS)
 
     def _copy_nodes(
         self, members: Sequence[fx.Node]
@@ -235,15 +256,17 @@ class UnitBuilder:
         return not node.users or any(user not in inside for user in node.users)
 
     def _half_of(self, node: fx.Node, members: Sequence[fx.Node]) -> str | None:
-        readers = [user.name for user in node.users if user in members]
+        names = self._body.names
+        readers = [names[user] for user in node.users if user in members]
         ops = self._graph.op_by_name
         if not any(ops[name].needs_backward for name in readers if name in ops):
             return None
         if node.op == "get_attr":
             return "weight" if self._graph.weight_by_name[str(node.target)].trainable else None
-        if node.name not in ops or not ops[node.name].needs_backward:
+        name = names.get(node, "")
+        if name not in ops or not ops[name].needs_backward:
             return None
-        return "weight" if node.name in self._from_weights else "input"
+        return "weight" if name in self._from_weights else "input"
 
 
 def _move_devices(args: Any, device: torch.device) -> Any:

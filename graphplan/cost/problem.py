@@ -13,7 +13,7 @@ import numpy
 
 from graphplan.cost.host import adopt_hosts
 from graphplan.cost.interpolate import expand_table
-from graphplan.errors import InvalidOption
+from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import Op, OpGraph
 from graphplan.nouns.problem import Floats, Flow, Ints, Node, Problem, Save, Tie
@@ -21,6 +21,7 @@ from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.tensor import ITEM_BYTES, TensorSpec
 from graphplan.nouns.training import Training
 
+MAX_BYTES = 1 << 60
 DIFFERENTIABLE = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128")
 """Types of values that may have a gradient."""
 
@@ -40,6 +41,7 @@ def make_problem(
     cluster = adopt_hosts(cluster, tables)
     sizes = _choose_micro_batches(graph, training, micro_batch_sizes)
     samples = _list_sample_sizes(sizes, len(cluster.devices))
+    _check_bytes(graph, training.batch_size)
     node_of = {op: i for i, group in enumerate(groups) for op in group}
     times = _gather_times(graph, tables, cluster, samples, node_of, len(groups))
     storages = _Storages(graph, training, samples, node_of)
@@ -73,6 +75,19 @@ def make_problem(
 
 
 # -- sizes -----------------------------------------------------------------------------------------
+
+
+def _check_bytes(graph: OpGraph, batch_size: int) -> None:
+    """Refuse graphs whose bytes no machine could count: sums of them are 64-bit numbers."""
+    specs = [op.output for op in graph.ops if op.output is not None]
+    specs += [weight.spec for weight in graph.weights] + [each.spec for each in graph.inputs]
+    total = sum(abs(spec.num_bytes(batch_size)) for spec in specs)
+    total += sum(op.saved_bytes[0] + op.saved_bytes[1] * batch_size for op in graph.ops)
+    if total >= MAX_BYTES:
+        raise InvalidFile(
+            f"The tensors of {graph.name!r} have {total:.3g} bytes at a batch of {batch_size}.",
+            remedy="Check the shapes of the graph, or give a smaller --batch.",
+        )
 
 
 def _choose_micro_batches(
@@ -242,7 +257,7 @@ class _Storages:
         self.training = training
 
     def _bytes_by_size(self, value: str) -> tuple[int, ...]:
-        spec = self.graph.spec_of(value)
+        spec = self.graph.size_of(value)
         if spec is None:
             return (0,) * len(self.samples)
         adapted = adapt_spec(spec, self.training)

@@ -11,7 +11,7 @@ def count_saved_bytes(graph: OpGraph, batch_size: int) -> int:
     Weights are not counted; model inputs are, where an op keeps them.
     """
     kept = {name for op in graph.ops for name in op.saved}
-    shared = (spec for name in kept if (spec := graph.spec_of(name)) is not None)
+    shared = (spec for name in kept if (spec := graph.size_of(name)) is not None)
     own = sum(constant + per_sample * batch_size for constant, per_sample in _internal(graph))
     return own + sum(spec.num_bytes(batch_size) for spec in shared)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 import typing
@@ -10,8 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from graphplan.errors import InvalidFile
+from graphplan.nouns.names import has_hidden
 
 T = TypeVar("T")
+MAX_CHARACTERS = 1 << 20
+MAX_LINE = 10_000
+"""tomllib takes the square of the length of a dotted key."""
 Path = tuple[str | int, ...]
 """Keys and positions that lead to a field: ("nodes", 0, "link")."""
 
@@ -29,12 +34,34 @@ def parse_toml(text: str, *, name: str, example: str) -> dict[str, Any]:
 
     tomllib raises plain errors for numbers of thousands of digits and for very deep nesting.
     """
+    lines = text.splitlines()
+    if len(text) > MAX_CHARACTERS or max(map(len, lines), default=0) > MAX_LINE:
+        raise bad_field(name, None, None, f"has lines of over {MAX_LINE} characters", example)
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         match = _SYNTAX.fullmatch(str(error))
         line, what = (int(match[2]), match[1]) if match else (text.count("\n") + 1, str(error))
         raise bad_field(name, line, None, f"is not valid TOML: {what}", example) from error
+    if has_hidden(_join_texts(content)):
+        raise bad_field(name, None, None, "has control characters in a text", example)
+    return content
+
+
+def _join_texts(content: Any) -> str:
+    """All texts of a file's content, keys included, one after the other."""
+    waiting: list[Any] = [content]
+    found: list[str] = []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            found += node.keys()
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+        elif isinstance(node, str):
+            found.append(node)
+    return "".join(found)
 
 
 def convert_toml(
@@ -143,8 +170,14 @@ def _fields_at(kind: Any, path: Path) -> tuple[msgspec.structs.FieldInfo, ...]:
         if typing.get_origin(kind) is typing.Annotated:
             kind = typing.get_args(kind)[0]
     is_record = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    return msgspec.structs.fields(kind) if is_record else ()
+    return list_fields(kind) if is_record else ()
 
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.strip().splitlines())
+
+
+@functools.cache
+def list_fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a record, whose annotations Python evaluates once."""
+    return msgspec.structs.fields(kind)
