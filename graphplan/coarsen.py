@@ -93,7 +93,7 @@ def _sum_work(
         if seconds_by_op is not None:
             work[label[i]] += seconds_by_op.get(op.name, 0.0)
         else:
-            work[label[i]] += 0.0 if op.alias is not None or op.output is None else 1.0
+            work[label[i]] += 0.0 if op.alias is not None or op.size is None else 1.0
     return work
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from graphplan.errors import InvalidFile
-from graphplan.jsontext import find_flaw, has_long_integer
+from graphplan.jsontext import find_control, find_flaw, has_long_integer
 from graphplan.nouns.base import Noun
 
 T = TypeVar("T", bound=Noun)
@@ -29,8 +29,12 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowE
 
 def format_of(noun: type[Noun]) -> str:
     """The `format` value of a noun that has files."""
-    field = next(field for field in msgspec.structs.fields(noun) if field.name == "format")
-    return str(field.default)
+    return str(_default_of(noun, "format"))
+
+
+def _default_of(noun: type[Noun], field: str) -> object:
+    """Read off the type: msgspec's own list of fields would evaluate their annotations."""
+    return noun.__struct_defaults__[noun.__struct_fields__.index(field)]
 
 
 def encode_noun(noun: Noun) -> bytes:
@@ -97,18 +101,19 @@ def _unpack(content: bytes, *, name: str) -> bytes:
 def read_bytes(path: Path) -> bytes:
     """The bytes of a file of a bearable size."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidFile(
-                f"{path} has {path.stat().st_size:,} bytes; files of ours have at most"
-                f" {MAX_FILE_BYTES:,}.",
-                remedy="Check that this is the right file.",
-            )
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)  # A device has no size and no end.
     except OSError as error:
         raise InvalidFile(
             f"Cannot read {path}: {error.strerror or error}.",
             remedy="Check the path; relative paths start at the current folder.",
         ) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidFile(
+            f"{path} has more than {MAX_FILE_BYTES:,} bytes, which no file of ours has.",
+            remedy="Check that this is the right file.",
+        )
+    return content
 
 
 def decode_noun(text: bytes, noun: type[T], *, name: str) -> T:
@@ -120,10 +125,11 @@ def decode_noun(text: bytes, noun: type[T], *, name: str) -> T:
             f"{name} is a {header.format!r} file, not {wanted!r}.",
             remedy=f"Give a file that `graphplan` wrote as {wanted!r}.",
         )
-    version = next(f.default for f in msgspec.structs.fields(noun) if f.name == "version")
-    if header.version != version:
+    versions = (*noun.older_versions, _default_of(noun, "version"))
+    if header.version not in versions:
         raise InvalidFile(
-            f"{name} has version {header.version}; this graphplan reads version {version}.",
+            f"{name} has version {header.version}; this graphplan reads version"
+            f" {' and '.join(map(str, versions))}.",
             remedy="Write the file again with this graphplan, or install the one that wrote it.",
         )
     try:
@@ -133,14 +139,15 @@ def decode_noun(text: bytes, noun: type[T], *, name: str) -> T:
             f"{name} is not a valid {wanted!r} file: {error}.",
             remedy="`graphplan schema` prints what the file must look like.",
         ) from error
+    flaw = find_control(text)
     # Files as we write them have no key twice; only others need the slow look.
-    if has_long_integer(text) or encode_noun(found) != text:
+    if flaw is None and (has_long_integer(text) or encode_noun(found) != text):
         flaw = find_flaw(text)
-        if flaw is not None:
-            raise InvalidFile(
-                f"{name} is not a valid {wanted!r} file: {flaw}.",
-                remedy="Correct it by hand, or write the file again with graphplan.",
-            )
+    if flaw is not None:
+        raise InvalidFile(
+            f"{name} is not a valid {wanted!r} file: {flaw}.",
+            remedy="Correct it by hand, or write the file again with graphplan.",
+        )
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from graphplan.nouns.base import Noun
 from graphplan.nouns.plan import Bound
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.stages import StageGraph
 
 Evaluate = Callable[[StageGraph], float]
@@ -29,6 +30,8 @@ class Request:
     """About what the best schedule will take: slow, for the last few candidates."""
     time_limit_s: float = 5.0
     seed: int = 0
+    policy: WeightPolicy = dataclasses.field(default_factory=WeightPolicy)
+    """What evaluations count copies of the weights by; tells why nothing fits."""
     progress: Progress | None = None
     known: dict[str, Answer] = dataclasses.field(default_factory=dict)
     """Answers of other solvers to the same problem, so that none is asked twice."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from graphplan.cost.model import CostModel
-from graphplan.errors import SearchLimit
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.answer import Answer, Request
@@ -106,14 +105,10 @@ class Chooser:
             )
         if self.problem.pins and not self.num_obedient:
             raise refuse_pins(self.problem, self.solver)
-        if self.is_late():
-            raise SearchLimit(
-                f"The planner {self.solver!r} found nothing that fits in"
-                f" {self.request.time_limit_s:g} s.",
-                remedy=f"Use --time-limit {max(10, 4 * self.request.time_limit_s):g}, or another"
-                " --planner.",
-            )
-        raise explain_infeasible(self.problem)
+        late_s = self.request.time_limit_s if self.is_late() else None
+        raise explain_infeasible(
+            self.problem, policy=self.request.policy, solver=self.solver, late_s=late_s
+        )
 
     def _list_alternatives(self) -> tuple[StageGraph, ...]:
         """The best of other kinds and other planners' answers, as far as they are nearly as good:

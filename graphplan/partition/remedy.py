@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from graphplan.cost.model import CostModel
-from graphplan.errors import NoFeasiblePlan
+import msgspec
+
+from graphplan.cost.model import Copies, CostModel, bytes_per_trained_element
+from graphplan.errors import NoFeasiblePlan, SearchLimit
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.linear import make_blocks, weigh_flows
 from graphplan.partition.pipelines.intervals import Intervals
@@ -30,16 +33,32 @@ class _Attempt:
     memory_bytes: int
 
 
-def explain_infeasible(problem: Problem) -> NoFeasiblePlan:
-    """The error for a problem of which no plan was found that fits."""
-    packer = _Packer(problem)
+def explain_infeasible(
+    problem: Problem, *, policy: WeightPolicy, solver: str, late_s: float | None = None
+) -> NoFeasiblePlan | SearchLimit:
+    """The error for a problem of which `solver` found no plan that fits.
+
+    That nothing fits is said however little time there was; `late_s` is the time limit of a solver
+    that ran out of it.
+    """
+    packer = _Packer(problem, policy)
     given = packer.list_given()
     working = next((attempt for attempt in given if packer.fits(attempt)), None)
     if working is not None:
+        other = "chain" if solver in ("graph", "auto") else "graph"
+        known = (
+            f"A pipeline with micro-batches of {working.samples}"
+            f"{' and recomputation' if working.recompute else ''} fits: use"
+        )
+        if late_s is not None:
+            return SearchLimit(
+                f"The planner {solver!r} found nothing that fits in {late_s:g} s.",
+                remedy=f"{known} --time-limit {max(10, 4 * late_s):g} or --planner {other}.",
+            )
         return NoFeasiblePlan(
-            f"This planner found nothing that fits into {_gib(working.memory_bytes)} a device.",
-            remedy=f"A pipeline with micro-batches of {working.samples}"
-            f"{' and recomputation' if working.recompute else ''} fits: use --planner graph.",
+            f"The planner {solver!r} found nothing that fits into {_gib(working.memory_bytes)} a"
+            " device.",
+            remedy=f"{known} --planner {other}.",
         )
     best = min(given, key=packer.least_memory)
     return NoFeasiblePlan(_describe(packer, best), remedy=_advise(packer, best))
@@ -48,10 +67,17 @@ def explain_infeasible(problem: Problem) -> NoFeasiblePlan:
 def _describe(packer: _Packer, attempt: _Attempt) -> str:
     """The fullest stage of the most even packing."""
     least = packer.least_memory(attempt)
-    first, last, in_flight = packer.fullest_stage(attempt, least)
+    first, last, height, in_flight = packer.fullest_stage(attempt, least)
     problem = packer.problem
     nodes = packer.intervals.nodes_of(first, last)
-    memory = CostModel(problem).stage_memory(nodes, attempt.samples, recompute=attempt.recompute)
+    copies = packer.count_copies(height)
+    memory = CostModel(problem).stage_memory(
+        nodes,
+        attempt.samples,
+        recompute=attempt.recompute,
+        num_versions=copies.versions,
+        num_directions=copies.directions,
+    )
     names = f"{problem.nodes[nodes[0]].name!r}"
     if len(nodes) > 1:
         names += f" to {problem.nodes[nodes[-1]].name!r}"
@@ -59,16 +85,25 @@ def _describe(packer: _Packer, attempt: _Attempt) -> str:
     return (
         f"Nothing fits into {attempt.num_devices} devices of {_gib(attempt.memory_bytes)}: cut as"
         f" evenly as possible, the stage {names} needs {_gib(memory.total(in_flight))}"
-        f" ({_gib(memory.weights)} weights, {_gib(memory.gradients)} gradients,"
+        f" ({_gib(memory.weights)} weights{_count_versions(copies, packer.policy)},"
+        f" {_gib(memory.gradients)} gradients,"
         f" {_gib(memory.optimizer)} optimizer, {_gib(memory.buffers + memory.workspace)} buffers"
         f" and workspace, {_gib(in_flight * memory.saved)} for {flight}"
         f"{', recomputed' if attempt.recompute else ''})."
     )
 
 
+def _count_versions(copies: Copies, policy: WeightPolicy) -> str:
+    return f" in {copies.versions} versions of {policy.name}" if copies.versions > 1 else ""
+
+
 def _advise(packer: _Packer, attempt: _Attempt) -> str:
     """Every single change that makes it fit, else what all of them together still need."""
     advice = []
+    if packer.count_copies(attempt.num_devices - 1) != Copies():
+        flush = _Packer(packer.problem, WeightPolicy())
+        if flush.fits(attempt):
+            advice.append("use --policy flush")
     if not attempt.recompute and packer.fits(dataclasses.replace(attempt, recompute=True)):
         advice.append("allow recomputation")
     for samples in sorted(packer.problem.sample_sizes, reverse=True):
@@ -91,8 +126,9 @@ def _advise(packer: _Packer, attempt: _Attempt) -> str:
 class _Packer:
     """Packs one order of the nodes under different conditions."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, policy: WeightPolicy) -> None:
         self.problem = problem
+        self.policy = policy
         work = problem.forward_s[0, -1] + 1e-12
         order, tensors = range(problem.num_nodes), weigh_flows(problem)
         blocks = make_blocks(order, work, tensors, max_blocks=MAX_BLOCKS)
@@ -117,16 +153,35 @@ class _Packer:
         stages = self.pack(attempt, most=attempt.num_devices)
         return stages is not None
 
+    def count_copies(self, height: int) -> Copies:
+        """How often a policy holds the weights of a stage with so many stages behind it."""
+        if self.policy.is_synchronous:
+            return Copies()
+        policy = msgspec.structs.replace(self.policy, warmups=tuple(range(height, -1, -1)))
+        optimizer = self.problem.training.optimizer
+        return Copies(policy.num_versions(0), policy.num_directions(0, optimizer))
+
+    def _copied_bytes(self, height: int) -> int:
+        """Bytes of a trained element beyond those of one copy."""
+        training, size = self.problem.training, self.problem.element_bytes
+        copies = self.count_copies(height)
+        held = bytes_per_trained_element(
+            training, size, num_versions=copies.versions, num_directions=copies.directions
+        )
+        return sum(held) - sum(bytes_per_trained_element(training, size))
+
     def pack(self, attempt: _Attempt, *, most: int) -> list[tuple[int, int]] | None:
         """Intervals from the first stage to the last, None when more than `most` are needed."""
         index = self.problem.size_index[attempt.samples]
         memory = self.intervals.memory(index, recompute=attempt.recompute)
         count = max(1, self.problem.training.batch_size // attempt.samples)
+        trained = self.intervals.trained_elements
         stages: list[tuple[int, int]] = []
         last = self.intervals.num_blocks
         while last > 0:
             in_flight = min(len(stages) + 1, count)
             needed = memory.fixed[:last, last] + in_flight * memory.saved[:last, last]
+            needed = needed + self._copied_bytes(len(stages)) * trained[:last, last]
             fitting = (needed <= attempt.memory_bytes).nonzero()[0]
             if not len(fitting) or len(stages) == most:
                 return None
@@ -154,8 +209,8 @@ class _Packer:
                 low = middle
         return high
 
-    def fullest_stage(self, attempt: _Attempt, memory_bytes: int) -> tuple[int, int, int]:
-        """First and last block and micro-batches in flight of the stage that needs most."""
+    def fullest_stage(self, attempt: _Attempt, memory_bytes: int) -> tuple[int, int, int, int]:
+        """Of the stage that needs most: first and last block, stages behind it, micro-batches."""
         packed = self.pack(
             dataclasses.replace(attempt, memory_bytes=memory_bytes), most=attempt.num_devices
         )
@@ -163,11 +218,13 @@ class _Packer:
         count = max(1, self.problem.training.batch_size // attempt.samples)
         index = self.problem.size_index[attempt.samples]
         memory = self.intervals.memory(index, recompute=attempt.recompute)
-        loads = []
+        trained, loads = self.intervals.trained_elements, []
         for s, (first, last) in enumerate(packed):
-            in_flight = min(len(packed) - s, count)
+            height = len(packed) - s - 1
+            in_flight = min(height + 1, count)
             total = int(memory.fixed[first, last] + in_flight * memory.saved[first, last])
-            loads.append((total, first, last, in_flight))
+            total += self._copied_bytes(height) * int(trained[first, last])
+            loads.append((total, first, last, height, in_flight))
         return max(loads)[1:]
 
 

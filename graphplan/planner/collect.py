@@ -13,6 +13,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import (
     Bound,
     Certainty,
+    MixedOp,
     Plan,
     PlannedModel,
     PolicyOffer,
@@ -204,6 +205,11 @@ def describe_model(graph: OpGraph) -> PlannedModel:
         ops=tuple(position),
         edges=tuple(sorted({(position[e.src], position[e.dst]) for e in graph.edges})),
         batch=graph.batch,
+        mixing=tuple(
+            MixedOp(op=each.op, module=graph.op_by_name[each.op].module, kind=each.kind)
+            for each in graph.mixing
+            if each.op in position
+        ),
     )
 
 

@@ -190,6 +190,7 @@ def make_request(
         rehearse=make_rehearser(cost, options, sequential=sequential),
         time_limit_s=share * options.time_limit_s,
         seed=options.seed,
+        policy=options.make_policy(),
         progress=progress,
         known={name: each for name, each in known.items() if name != options.planner},
     )

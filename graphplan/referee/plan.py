@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from graphplan.errors import InvalidProgram
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.schedule import Program
 from graphplan.nouns.task import Task
@@ -44,8 +45,8 @@ def _parse_program(plan: Plan, findings: Findings) -> Program | None:
             return None
     try:
         return plan.parse_program()
-    except ValueError as error:
-        findings.add("program-text", "program", f"{error}.")
+    except InvalidProgram as error:
+        findings.add("program-text", "program", f"{error.__cause__}.")
         return None
 
 

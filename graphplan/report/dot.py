@@ -14,7 +14,8 @@ def render_dot(plan: Plan) -> str:
         '  node [shape=box, style=rounded, fontname="Helvetica"];',
         '  edge [fontname="Helvetica", fontsize=10];',
     ]
-    for s, (stage, price) in enumerate(zip(plan.stages.stages, plan.prices.stages, strict=True)):
+    pairs = zip(plan.stages.stages, plan.prices.stages, strict=False)  # The referee compares them.
+    for s, (stage, price) in enumerate(pairs):
         named = plan.labels[s].modules if s < len(plan.labels) else ()
         title = ", ".join(named) or f"{len(stage.ops)} ops"
         times = f"{format_seconds(price.forward_s)} + {format_seconds(price.backward_s)}"

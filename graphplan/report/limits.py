@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from graphplan.nouns.base import Noun
-from graphplan.nouns.plan import Plan
+from graphplan.nouns.plan import MixedOp, Plan
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.report.stagerows import StageRow
 from graphplan.report.units import (
@@ -50,6 +50,7 @@ def find_limits(plan: Plan, usage: Usage, rows: tuple[StageRow, ...]) -> tuple[F
         return ()
     found = [
         _judge_batch(plan),
+        _judge_mixing(plan),
         _judge_path(usage, rows),
         _judge_busiest(usage, plan),
         _judge_idle(usage, splits=plan.model.batch != "none")
@@ -233,6 +234,72 @@ def _judge_batch(plan: Plan) -> Finding | None:
         " memory, and speed only where branches run side by side. To pipeline, train on sampled"
         " sub-graphs with a batch dimension.",
     )
+
+
+MIXING_TEXTS: dict[str, tuple[str, str]] = {
+    "compare": (
+        "compares the samples of a batch with each other",
+        "a task compares {seen} of {batch} samples",
+    ),
+    "statistics": (
+        "uses statistics of the batch",
+        "a task computes them from {seen} of {batch} samples; GroupNorm or LayerNorm in place of"
+        " batch norm need none",
+    ),
+    "order": (
+        "picks or orders samples by their place in the batch",
+        "a task knows {seen} of {batch} samples",
+    ),
+    "count": (
+        "takes a mean over a data-dependent count",
+        "every part of {seen} of {batch} samples divides by its own count, and so weighs as much as"
+        " a part with more of them",
+    ),
+    "sum": (
+        "is a sum over samples, not a mean",
+        "the loss of a step is the mean over parts of {seen} of {batch} samples: divide the sum by"
+        " the batch size",
+    ),
+}
+"""By kind of mixing what an op does, and what a split of the batch makes of it."""
+
+
+def _judge_mixing(plan: Plan) -> Finding | None:
+    """Ops that mix samples in stages that see a part of the batch only."""
+    split = [each for each in plan.model.mixing if _count_seen(plan, each)[0] < _batch_size(plan)]
+    if not split:
+        return None
+    told = []
+    for kind, (does, changes) in MIXING_TEXTS.items():
+        ops = [each for each in split if each.kind == kind]
+        if ops:
+            seen, count, replicas = min(_count_seen(plan, each) for each in ops)
+            more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
+            name = clean_name(ops[0].module or ops[0].op)
+            parts = f"{count} micro-batches" + (f", {replicas} replicas" if replicas > 1 else "")
+            change = changes.format(seen=seen, batch=_batch_size(plan))
+            told.append(f"{name}{more} {does}: {change} ({parts}).")
+    has_replicas = any(_count_seen(plan, each)[2] > 1 for each in split)
+    pin = ", with --pin MODULE=DEVICE against replicas" if has_replicas else ""
+    remedy = f"To keep the batch whole there: --micro-batch {_batch_size(plan)}{pin}."
+    return Finding(
+        topic="batch",
+        title="Splitting the batch changes what the model computes",
+        text=" ".join((*told, remedy)),
+    )
+
+
+def _batch_size(plan: Plan) -> int:
+    return plan.training.batch_size
+
+
+def _count_seen(plan: Plan, mixed: MixedOp) -> tuple[int, int, int]:
+    """The samples that a task of an op's stage sees, its micro-batches and its replicas."""
+    for s, stage in enumerate(plan.stages.stages):
+        if mixed.op in stage.ops:
+            replicas, count = len(stage.devices), plan.prices.num_micro_batches(s)
+            return max(1, stage.micro_batch_size // replicas), count, replicas
+    return _batch_size(plan), 1, 1
 
 
 def _judge_costs(plan: Plan) -> Finding | None:
