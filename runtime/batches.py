@@ -16,6 +16,9 @@ import torch
 
 from graphplan.errors import ModelFileError
 from graphplan.frontend import ModelFile
+from graphplan.frontend.modelfile import guarded
+
+_END: Any = object()
 
 
 class Batches:
@@ -50,10 +53,12 @@ class Batches:
         if self.model_file.data is None:
             inputs = self.model_file.inputs
             return inputs(self.batch_size) if callable(inputs) else inputs
+        path, what = self.model_file.path, f"data() of step {self.num_taken + 1}"
         for _ in range(2):
             if self._iterator is None:
-                self._iterator = iter(self.model_file.data(self.batch_size))
-            for batch in self._iterator:
+                self._iterator = guarded(path, what, iter)(self.model_file.data(self.batch_size))
+            batch = guarded(path, what, next)(self._iterator, _END)
+            if batch is not _END:
                 return batch
             self._iterator = None
         raise ModelFileError(

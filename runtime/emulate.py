@@ -24,7 +24,7 @@ from graphplan.nouns.prices import Message, StagePrice
 from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.faults.board import Board
-from graphplan_runtime.faults.status import WAITING, Phase, Status
+from graphplan_runtime.faults.status import Phase, Status
 from graphplan_runtime.messages.deliveries import Mailbox
 from graphplan_runtime.messages.queues import Note, Work
 from graphplan_runtime.messages.transport import Transport
@@ -73,7 +73,8 @@ class Emulator:
         """Run the program once."""
         state = StepState(step=self.num_steps, seed=0, inputs={})
         self.status.enter(Phase.TRAINING, step=self.num_steps)
-        self.transport.meet()
+        with self.status.waiting():
+            self.transport.meet()
         run_actions(self._actions, state, self.status)
         self._finish_sends()
         self.ended = {self.num_steps: state.notes}
@@ -83,10 +84,9 @@ class Emulator:
         """Nothing is left after a step."""
 
     def _finish_sends(self) -> None:
-        self.status.numbers[WAITING] = 1
-        for work in self._sends:
-            work.wait()
-        self.status.numbers[WAITING] = 0
+        with self.status.waiting():
+            for work in self._sends:
+                work.wait()
         self._sends.clear()
 
     # -- instructions ----------------------------------------------------------------------------
@@ -134,9 +134,8 @@ class Emulator:
         def run(state: StepState) -> None:
             begin = perf_counter()
             if waits:
-                self.status.numbers[WAITING] = 1
-                self._wait(self._arrivals.pop(box, []))
-                self.status.numbers[WAITING] = 0
+                with self.status.waiting():
+                    self._wait(self._arrivals.pop(box, []))
             if meets:
                 self.transport.sum_over(group, torch.zeros(1)).wait()
             start = perf_counter()

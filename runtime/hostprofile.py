@@ -15,6 +15,7 @@ reduce     gradients summed over all ranks as at the end of a step: gathered int
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from graphplan.nouns.training import Training
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
 from graphplan_runtime.messages.buckets import sum_gradients
+from graphplan_runtime.messages.doors import find_loopback, shut_doors
 from graphplan_runtime.messages.transport import Group, Transport
 from graphplan_runtime.pipeline import Pipeline
 
@@ -75,8 +77,11 @@ def measure_host(num_ranks: int) -> Host:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __name__, folder]
         last = (str(num_ranks), str(torch.get_num_threads()))
+        here = {**os.environ, "GLOO_SOCKET_IFNAME": find_loopback()}
         started = [
-            subprocess.Popen([*command, str(rank), *last], stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*command, str(rank), *last], stderr=subprocess.PIPE, text=True, env=here
+            )
             for rank in range(num_ranks)
         ]
         errors = [process.communicate()[1] for process in started]
@@ -163,7 +168,9 @@ def measure_rank(folder: Path, rank: int, num_ranks: int) -> Figures:
 
 
 def _connect(path: Path, rank: int, num_ranks: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=num_ranks)
+    place = f"file://{path}"
+    with shut_doors():
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=num_ranks)
 
 
 def _fills_cores(num_ranks: int) -> bool:

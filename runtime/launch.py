@@ -1,38 +1,88 @@
-"""Launching: one process for each device of a plan on this machine, by torch's elastic agent.
+"""Launching: one process for each device of a plan on this machine.
 
-The agent starts the processes, gives them a rendezvous and ends all of them when one fails. What is
-added here: plan and options are checked before anything starts, and the first cause of a failure is
-found among what the ranks left behind.
+Ranks are plain children of this process. They meet in a folder that only the user can enter:
+torch's file store for the groups, small files and shared memory for signs of life and failures.
+There is no port on which to meet, and nothing that another user could write is read. torchrun,
+which is for several machines, has a store that listens and a rendezvous that reads pickles from it
+(docs/security.md).
+
+A run is over when all ranks have come to its end, or as soon as one has failed: what is known of
+the failure is put up for the others, which end by themselves or, a little later, are killed. The
+first cause is found among what they left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import msgspec
 
 from graphplan.errors import InvalidOption, RunFailed
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
-from graphplan_runtime.faults.failures import Failure, first_cause, read_failures
-from graphplan_runtime.faults.status import read_status
+from graphplan_runtime.faults.failures import (
+    Failure,
+    first_cause,
+    has_told,
+    read_failures,
+    write_failure,
+)
+from graphplan_runtime.faults.status import Phase, Place, read_status
+from graphplan_runtime.messages.doors import find_loopback
 from graphplan_runtime.options import RunOptions
 
 FOLDER = "GRAPHPLAN_RUN_FOLDER"
-"""Environment variable: where ranks leave their status and their failures."""
-KILL_AFTER_S = 2
+"""Environment variable: where ranks meet, and leave their status and their failures."""
+LAUNCHER = "GRAPHPLAN_LAUNCHER_PID"
+"""Environment variable: the process without which a rank has no reason to go on."""
+KILL_AFTER_S = 2.0
 """How long ranks have to end by themselves when one has failed."""
+LOOK_EVERY_S = 0.05
+LOG_LINES = 20
+"""Of a rank that ended without a word: how much of its output is told."""
+
+
+class Ended(BaseException):
+    """The launcher was asked to end by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of the run."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def place(self) -> Place | None:
+        """Where it is or was; None before it has begun."""
+        found = read_status(self.folder / f"status-{self.number}")
+        return found[0] if found else None
+
+    @property
+    def log(self) -> Path:
+        """What it prints, unless it is rank 0, whose output is that of the run."""
+        return self.folder / f"log-{self.number}"
+
+    def has_failed(self) -> bool:
+        """Whether it has ended before the run was over, with whatever exit code."""
+        if self.process.poll() is None:
+            return False
+        return self.process.returncode != 0 or self.place is None or self.place.phase != Phase.DONE
 
 
 def launch_ranks(options: RunOptions) -> None:
@@ -41,13 +91,23 @@ def launch_ranks(options: RunOptions) -> None:
     check_devices(plan, options)
     if options.bind_cores is None:
         options = msgspec.structs.replace(options, bind_cores=True)
-    with tempfile.TemporaryDirectory(prefix="graphplan-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        os.environ[FOLDER] = name
-        with quiet_agent(), Reaper(folder):
-            failures = start_agent(plan, options, folder)
-        if failures is not None:
-            raise explain_failures(plan, folder, failures)
+    with private_folder() as folder, signals_raised():
+        ranks: list[Rank] = []
+        try:
+            start_ranks(ranks, plan, options, folder)
+            failed = watch_ranks(plan, ranks)
+        except (Ended, KeyboardInterrupt) as error:
+            for rank in ranks:
+                rank.process.send_signal(signal.SIGINT)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise RunFailed(
+                f"The run was ended by {error}.", remedy="Start it again, with --resume."
+            ) from None
+        finally:
+            end_ranks(ranks)
+        if failed:
+            raise explain_failures(plan, ranks)
 
 
 def check_devices(plan: Plan, options: RunOptions) -> None:
@@ -71,94 +131,112 @@ def check_devices(plan: Plan, options: RunOptions) -> None:
         )
 
 
-def start_agent(
-    plan: Plan, options: RunOptions, folder: Path
-) -> dict[int, tuple[int, float]] | None:
-    """Run until the end; None, or the exit codes of the ranks that failed by rank."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    num_ranks = len(plan.program)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
-    others = dict.fromkeys(range(1, num_ranks), Std.ALL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder), redirects={**others, 0: Std.NONE}),
-    )
-    arguments = ["-m", "graphplan_runtime", msgspec.json.encode(options).decode()]
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A temporary folder that only this user can enter."""
     try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
+        made = tempfile.TemporaryDirectory(prefix="graphplan-", ignore_cleanup_errors=True)
+    except OSError as error:
         raise RunFailed(
-            f"The run was ended by {error.sigval.name}.", remedy="Start it again, with --resume."
-        ) from None
-    except ChildFailedError as error:
-        now = time.time()
-        return {rank: (failure.exitcode, now) for rank, failure in error.failures.items()}
-    return None
+            f"No folder can be made for the run: {error}.",
+            remedy="Free some space, or set TMPDIR to a folder that can be written.",
+        ) from error
+    with made as name:
+        yield Path(name)
 
 
-class Reaper:
-    """Kills ranks that do not end by themselves soon after a failure.
+@contextlib.contextmanager
+def signals_raised() -> Iterator[None]:
+    """Let what usually ends a process end its ranks first."""
 
-    The agent asks them to, but waits half a minute before it insists; a process that is stopped, or
-    that hangs in the kernel's or a driver's hands, does not hear it.
-    """
+    def end(number: int, _: FrameType | None) -> None:
+        raise Ended(number)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="reaper", daemon=True)
+    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
+    # Shells let background jobs ignore it; whoever sends it to this process means it.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
-    def __enter__(self) -> Reaper:
-        self._thread.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(0.2):
-            if any(self.folder.glob("failure-*.json")):
-                self._stopped.wait(KILL_AFTER_S)
-                for path in self.folder.glob("pid-*"):
-                    self._kill(path)
-                return
-
-    @staticmethod
-    def _kill(path: Path) -> None:
-        """Kill a rank if it still is a child of ours."""
+def start_ranks(ranks: list[Rank], plan: Plan, options: RunOptions, folder: Path) -> None:
+    """Start all processes; `ranks` holds those that were, whatever happens."""
+    num_ranks = len(plan.program)
+    num_threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    common = {
+        "OMP_NUM_THREADS": str(num_threads),
+        **os.environ,
+        FOLDER: str(folder),
+        LAUNCHER: str(os.getpid()),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        # Both libraries would listen where the name of the host leads them.
+        "GLOO_SOCKET_IFNAME": find_loopback(),
+        "NCCL_SOCKET_IFNAME": find_loopback(),
+    }
+    words = [sys.executable, "-m", "graphplan_runtime", msgspec.json.encode(options).decode()]
+    for number in range(num_ranks):
+        own = {"RANK": str(number), "LOCAL_RANK": str(number)}
         try:
-            pid = int(path.read_text())
-            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid():
-                os.kill(pid, signal.SIGKILL)
-        except (OSError, ValueError, IndexError):
-            return  # It has ended.
+            ranks.append(Rank(number, start_rank(words, common | own, folder, number), folder))
+        except OSError as error:
+            raise RunFailed(
+                f"Rank {number} of {num_ranks} cannot be started: {error}.",
+                remedy="Raise the limits of this user (ulimit -u, ulimit -n), or use fewer ranks.",
+            ) from error
 
 
-def explain_failures(plan: Plan, folder: Path, exits: dict[int, tuple[int, float]]) -> RunFailed:
+def start_rank(
+    words: list[str], environment: dict[str, str], folder: Path, number: int
+) -> subprocess.Popen[bytes]:
+    """One process, in a session of its own: Ctrl-C reaches the launcher, which ends the ranks."""
+    with (folder / f"log-{number}").open("wb") as log:
+        return subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log if number else None,
+            stderr=log if number else None,
+            start_new_session=True,
+        )
+
+
+def watch_ranks(plan: Plan, ranks: list[Rank]) -> bool:
+    """Wait until all ranks have come to the end of the run, or one has failed; whether one has."""
+    while not any(rank.has_failed() for rank in ranks):
+        if all(rank.process.returncode == 0 for rank in ranks):
+            return False
+        time.sleep(LOOK_EVERY_S)
+    for rank in ranks:
+        # A rank that was killed has told nobody: the others would wait for it, and wonder.
+        if rank.has_failed() and not has_told(rank.folder, rank.number):
+            write_failure(describe_exit(plan, rank), rank.folder, rank=rank.number)
+    return True
+
+
+def end_ranks(ranks: list[Rank]) -> None:
+    """Let ranks end by themselves, then kill what still runs.
+
+    A stopped process, or one in a driver's hands, hears nothing else.
+    """
+    deadline = time.monotonic() + KILL_AFTER_S
+    while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
+        time.sleep(LOOK_EVERY_S)
+    for rank in ranks:
+        if rank.process.poll() is None:
+            rank.process.kill()
+    for rank in ranks:
+        rank.process.wait()
+
+
+def explain_failures(plan: Plan, ranks: list[Rank]) -> RunFailed:
     """The first cause of a failed run, from what the ranks left behind."""
-    failures = read_failures(folder)
-    told = {failure.rank for failure in failures}
-    for rank, (code, now) in exits.items():
-        if rank not in told:
-            failures.append(describe_exit(plan, folder, rank, code, now))
-    cause = first_cause(failures)
+    cause = first_cause(read_failures(ranks[0].folder))
     assert cause is not None
-    place = read_status(folder / f"status-{cause.rank}") if cause.kind == "hang" else None
+    place = ranks[cause.rank].place if cause.kind == "hang" else None
     if place is not None:  # More recent than what others last heard of the rank.
         line = plan.parse_program().instructions_by_device[cause.rank]
         cause = msgspec.structs.replace(cause, place=place.describe(line))
@@ -169,39 +247,31 @@ def explain_failures(plan: Plan, folder: Path, exits: dict[int, tuple[int, float
     )
 
 
-def describe_exit(plan: Plan, folder: Path, rank: int, code: int, now: float) -> Failure:
+def describe_exit(plan: Plan, rank: Rank) -> Failure:
     """What can be said of a rank that ended without a word."""
-    place = read_status(folder / f"status-{rank}")
-    line = plan.parse_program().instructions_by_device[rank]
-    where = place.describe(line) if place else "starting"
-    by_agent = code == -signal.SIGTERM
-    message, remedy = f"ended with exit code {code}", "Look at the log of this rank."
+    line = plan.parse_program().instructions_by_device[rank.number]
+    code, place = rank.process.returncode, rank.place
+    message, remedy = f"ended early, with exit code {code}", "Look for what ends the process."
     if code < 0:
         message = f"was killed by {signal.Signals(-code).name}"
     if code == -signal.SIGKILL:
         remedy = "Nobody but the system or a user sends it: look for the out-of-memory killer."
+    elif text := read_end(rank.log):
+        remedy = f"The end of what it printed:\n{text}"
     return Failure(
-        rank=rank,
-        kind="consequence" if by_agent else "signal",
-        place=where,
+        rank=rank.number,
+        kind="signal",
+        place=place.describe(line) if place else "starting",
         message=message,
         remedy=remedy,
-        time_s=now,
+        time_s=time.monotonic(),
     )
 
 
-@contextlib.contextmanager
-def quiet_agent() -> Iterator[None]:
-    """The agent's own reports would come before, and hide, the first cause."""
-    loggers: list[Any] = [
-        logging.getLogger("torch.distributed.elastic"),
-        logging.getLogger("torch"),
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+def read_end(log: Path) -> str:
+    """The last lines of a file, empty when there is none."""
     try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        text = log.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-LOG_LINES:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Literal
 
 from graphplan.errors import InvalidOption
@@ -34,7 +35,11 @@ class RunOptions(Noun, frozen=True, kw_only=True):
     check_finite: bool = False
     save: str | None = None
     save_every: int | None = None
+    keep_last: int = 2
+    """Checkpoints that stay, besides the last one with finite weights."""
     resume: str | None = None
+    verify: bool = True
+    """Compare the checksums of what is resumed from."""
     emulate: bool = False
     emulate_bytes: int = 1 << 16
     """Larger messages are cut to this: copying them would take the time of other ranks."""
@@ -56,6 +61,17 @@ class RunOptions(Noun, frozen=True, kw_only=True):
             raise InvalidOption(
                 "An emulated run trains nothing.",
                 remedy="Leave out --reference, --save and --resume, or --emulate.",
+            )
+        odd = [k for k, v in self.settings.items() if isinstance(v, float) and not isfinite(v)]
+        if odd:
+            raise InvalidOption(
+                f"The setting {odd[0]!r} is not a finite number, which no rank can be told.",
+                remedy="Let the model file turn a text such as --set limit=none into it.",
+            )
+        if self.reference and self.resume:
+            raise InvalidOption(
+                "--reference trains from the first step on, a resumed run does not.",
+                remedy="Leave out --reference or --resume.",
             )
         if self.save_every is not None and self.save is None:
             raise InvalidOption(

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,32 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphplan.errors import InvalidFile
+from graphplan.errors import BadInput
 from graphplan.files import encode_noun
 from graphplan.frontend import Captured
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.agreement import require_agreement
-from graphplan_runtime.checkpoints.checkpoint import (
-    Manifest,
-    find_checkpoint,
-    read_checkpoint,
-    read_manifest,
-    write_checkpoint,
-)
-from graphplan_runtime.checkpoints.snapshot import (
-    check_resume,
-    describe_scheduler,
-    list_groups,
-    list_state_names,
-    list_tensors,
-    restore_updater,
-)
+from graphplan_runtime.checkpoints.shelf import KEEP_LAST
+from graphplan_runtime.checkpoints.writing import SaveFolder
 from graphplan_runtime.faults.status import WAITING, Phase, Status
 from graphplan_runtime.messages.losses import LossExchange
 from graphplan_runtime.messages.queues import Note
 from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.messages.wiretypes import cast_dtype
 from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
+from graphplan_runtime.saving import load_pipeline, save_pipeline
 from graphplan_runtime.stages.capture import capture_model, check_model
 from graphplan_runtime.stages.executor import Actions, StepState, run_actions
 from graphplan_runtime.stages.randomness import kept_generators
@@ -48,13 +37,6 @@ from graphplan_runtime.stages.resolve import SENDS_KEPT, Rank
 from graphplan_runtime.stages.stage import StageRunner
 from graphplan_runtime.stages.variants import Batch, Recapture, Variants
 from graphplan_runtime.streams.flight import Flight, Shapes
-from graphplan_runtime.streams.midstream import (
-    PREFIX,
-    describe_flight,
-    restore_flight,
-    sign_plan,
-    store_flight,
-)
 from graphplan_runtime.streams.stream import Stream
 from graphplan_runtime.updates.holdings import Holdings
 from graphplan_runtime.updates.policies import make_versions
@@ -68,6 +50,9 @@ class Pipeline:
 
     `torch.distributed` must be initialised with one process for each device of the plan.
     """
+
+    warn: Callable[[str], None] = staticmethod(warnings.warn)
+    """How rank 0 says what the user must know, of a checkpoint for example."""
 
     def __init__(
         self,
@@ -94,19 +79,19 @@ class Pipeline:
         """
         captured, recapture = capture_model(model, inputs, loss, recapture)
         check_model(plan, captured)
-        require_agreement({"plan": encode_noun(plan).decode()})
         self.plan = plan
         self.captured = captured
-        self.seed = seed
-        self.num_steps = 0
+        self.seed, self.num_steps = seed, 0
         self.device = torch.device(device)
         self.status = status or Status()
+        self._folders: dict[Path, SaveFolder] = {}
         self.ended: dict[int, list[Note]] = {}
         """When the tasks ran of the batches that ended in the last step, by number of the batch."""
         self.holdings = Holdings(captured.graph, plan.stages)
-        self.transport = Transport(
-            self.device, pairs=list_pairs(plan), groups=list_communicators(plan, self.holdings)
-        )
+        pairs, groups = list_pairs(plan), list_communicators(plan, self.holdings)
+        with self.status.waiting():
+            require_agreement({"plan": encode_noun(plan).decode()})
+            self.transport = Transport(self.device, pairs=pairs, groups=groups)
         self.rank = self.transport.rank
         self.weights = self._take_weights(state or {}, copy=copy_state)
         self.versions = {
@@ -115,7 +100,7 @@ class Pipeline:
         }
         self.variants = self._make_variants(recapture)
         self.losses = LossExchange(self.transport, self._find_loss_devices())
-        self.updater = self._make_updater(optimizer, scheduler, clip_norm)
+        self.updater = self._make_updater(optimizer, scheduler, clip_norm, check_finite)
         self._actor = self._make_actor(check_finite=check_finite)
         self.flight = None if plan.policy.is_synchronous else self._make_flight()
         self._last_actions: Actions = ()
@@ -147,7 +132,8 @@ class Pipeline:
             for name in sorted(held):
                 group = self.holdings.devices_of(name)
                 if len(group) > 1:
-                    self.transport.copy_from_first(group, held[name].data)
+                    with self.status.waiting():
+                        self.transport.copy_from_first(group, held[name].data)
         return held
 
     def _find_loss_devices(self) -> tuple[int, ...]:
@@ -181,6 +167,7 @@ class Pipeline:
         optimizer: Optimizers | None,
         scheduler: Schedulers | None,
         clip_norm: float | None,
+        check_finite: bool,
     ) -> Updater:
         is_half = self.plan.training.precision == "float16"
         return Updater(
@@ -191,6 +178,7 @@ class Pipeline:
             optimizer=optimizer,
             scheduler=scheduler,
             clip_norm=clip_norm,
+            check_finite=check_finite,
             loss_scale=LossScale.for_float16() if is_half else None,
             policy=self.plan.policy,
         )
@@ -239,8 +227,12 @@ class Pipeline:
         backwards of the batch are still to come, with the next batch or with `drain`. The loss is
         that of the batch `lag` steps before, not a number for the first `lag` ones.
         """
-        variant, tensors = self.variants.find(batch)
-        actions = self.variants.resolve(variant, tensors, self._actor)
+        try:
+            variant, tensors = self.variants.find(batch)
+            actions = self.variants.resolve(variant, tensors, self._actor)
+        except BadInput as error:
+            error.message = f"The batch of step {self.num_steps + 1}: {error.message}"
+            raise
         state = StepState(
             step=self.num_steps,
             seed=self.seed,
@@ -288,6 +280,7 @@ class Pipeline:
         """
         if self.flight is None:
             return []
+        self.status.enter(Phase.TRAINING)
         with kept_generators(self.device):
             losses = self.flight.drain()
         self._note(self.flight.landed)
@@ -306,65 +299,46 @@ class Pipeline:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def save(self, folder: Path | str) -> Path:
+    def prepare_save(self, folder: Path | str) -> SaveFolder:
+        """Try the folder and lock it for this run; all ranks must call it, before the first step.
+
+        `save` does so by itself, when there is something to lose already.
+        """
+        path = Path(folder)
+        if path not in self._folders:
+            self._folders[path] = SaveFolder(
+                path,
+                rank=self.rank,
+                num_ranks=self.transport.num_ranks,
+                warn=self.warn,
+                status=self.status,
+            )
+        return self._folders[path]
+
+    def save(self, folder: Path | str, *, keep_last: int = KEEP_LAST) -> Path:
         """Write a checkpoint; all ranks must call it. Returns where it is.
 
-        Batches in flight are part of it, and the run goes on as if it had not been saved.
+        Batches in flight are part of it, and the run goes on as if it had not been saved. Of older
+        ones, `keep_last` less one stay, and the last with finite weights.
         """
-        if self.flight is not None:
-            if self.flight.stream.is_even:
-                self.flight.settle()
-            self.updater.settle(self.flight.stream.num_issued)
-        scale = self.updater.loss_scale
-        manifest = Manifest(
-            model=self.captured.graph.fingerprint,
-            step=self.num_steps,
-            seed=self.seed,
-            loss_scale=(scale.value, scale.num_good),
-            scheduler=describe_scheduler(self.updater),
-            flight=describe_flight(self),
-        )
-        return write_checkpoint(
-            Path(folder),
-            manifest,
-            list_tensors(self.weights, self.updater, rank=self.rank) | store_flight(self),
-            list_groups(self.updater, rank=self.rank),
-            rank=self.rank,
-            num_ranks=self.transport.num_ranks,
-        )
+        return save_pipeline(self, Path(folder), keep_last=keep_last)
 
-    def load(self, folder: Path | str) -> int:
+    def close(self) -> None:
+        """Unlock the folders that were saved into; the end of the process does so too."""
+        for each in self._folders.values():
+            each.close()
+        self._folders.clear()
+
+    def load(self, folder: Path | str, *, verify: bool = True) -> int:
         """Go on from a checkpoint, made under this plan or another one; the number of steps done.
 
         Feed the batches from that number on. Under the plan that made it, a checkpoint in
         mid-stream goes on as if nothing had happened; another plan starts from its weights.
         """
-        found = find_checkpoint(Path(folder))
-        if found is None:
-            raise InvalidFile(
-                f"There is no checkpoint in {folder}.",
-                remedy="Give the folder that a run with --save wrote.",
-            )
-        manifest = read_manifest(found)
-        check_resume(manifest, self.captured.graph.fingerprint)
-        names = set(self.weights) | list_state_names(self.updater, manifest)
-        prefix = f"{PREFIX}/{self.rank}/"
-        names |= {name for name in manifest.file_by_tensor if name.startswith(prefix)}
-        tensors = read_checkpoint(found, manifest, names)
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                if name in tensors:
-                    weight.copy_(tensors[name])
-        restore_updater(self.updater, manifest, tensors)
-        self.num_steps, self.seed = manifest.step, manifest.seed
-        self._restart()
-        note = manifest.flight
-        if note is not None and note.plan == sign_plan(self.plan):
-            own = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            restore_flight(self, note, own)
+        load_pipeline(self, Path(folder), verify=verify)
         return self.num_steps
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """Go on from empty with the next batch."""
         count = self.plan.prices.num_micro_batches(0)
         for versions in self.versions.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import resource
 import statistics
 import sys
@@ -28,6 +28,7 @@ from graphplan_runtime.updates.weights import WeightVersions
 NotesByStep = Mapping[int, list[Note]]
 NOTED_STEPS = 64
 """Steps whose tasks are remembered, the last ones."""
+WARN_EVERY = 100
 
 
 class Ran(Protocol):
@@ -75,6 +76,11 @@ class RunReport:
         self.losses += losses
         self.drain_s = drain_s
         self._note(ended)
+
+    def list_not_finite(self) -> list[int]:
+        """Steps, counted from 1, whose loss is infinite or not a number."""
+        numbered = enumerate(self.losses, self.first + 1)
+        return [step for step, loss in numbered if not math.isfinite(loss)]
 
     def choose_step(self) -> int:
         """The remembered step of median length, the first one left out if there are others."""
@@ -138,6 +144,7 @@ def collect_reports(
     versions = {s: each for rank in ranks for s, each in rank.versions.items()}
     facts = {
         "losses": report.losses,
+        "not_finite_steps": report.list_not_finite(),
         "step_s": report.step_s,
         "ranks": pipeline.transport.num_ranks,
         "policy": pipeline.plan.policy.name,
@@ -172,6 +179,26 @@ class Reporter:
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options
+        self._num_watched = 0
+        self._num_not_finite = 0
+
+    def warn(self, word: str) -> None:
+        """Something that the user must know, although the run goes on; never among the results."""
+        sys.stderr.write(f"Warning: {word}\n")
+        sys.stderr.flush()
+
+    def watch_losses(self, report: RunReport) -> None:
+        """Warn of losses that are not finite: the first one, then every 100th."""
+        for index in range(self._num_watched, len(report.losses)):
+            loss = report.losses[index]
+            if not math.isfinite(loss):
+                if self._num_not_finite % WARN_EVERY == 0:
+                    self.warn(
+                        f"The loss of step {report.first + index + 1} is {loss}; the run goes on."
+                        " --check-finite would stop it."
+                    )
+                self._num_not_finite += 1
+        self._num_watched = len(report.losses)
 
     def show_step(self, step: int, loss: float | None, step_s: float) -> None:
         """A step has ended."""
@@ -185,7 +212,8 @@ class Reporter:
         if rank != 0 or self.options.quiet:
             return
         if self.options.as_json:
-            sys.stdout.write(json.dumps(report.facts) + "\n")
+            # msgspec writes null for what is not finite; JSON has no NaN.
+            sys.stdout.write(msgspec.json.encode(report.facts).decode() + "\n")
             return
         for line in summarise_run(report.facts):
             sys.stdout.write(line + "\n")

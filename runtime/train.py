@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 
 import torch
 
@@ -30,26 +29,34 @@ def train_plan(
 ) -> None:
     """Train on this rank; rank 0 reports."""
     reporter = Reporter(options)
-    status.enter(Phase.CAPTURING)
+    status.enter(Phase.BUILDING)
     assert options.model is not None
     model_file = load_model_file(options.model, settings=options.settings)
     captured = trace_model_file(model_file)
     check_model(plan, captured)
-    require_agreement(list_facts(plan, options, captured))
+    with status.waiting():
+        require_agreement(list_facts(plan, options, captured))
     pipeline = make_pipeline(plan, options, model_file, captured, device=device, status=status)
-    batch_size = options.batch_size or plan.training.batch_size
-    batches = Batches(model_file, batch_size=batch_size, seed=options.seed)
+    pipeline.warn = reporter.warn
     if options.resume:
-        pipeline.load(options.resume)
-        batches.skip(pipeline.num_steps)
+        status.enter(Phase.LOADING)
+        pipeline.load(options.resume, verify=options.verify)
+    batch_size = options.batch_size or plan.training.batch_size
+    # A resumed run goes on with the batches, too, that the checkpoint's seed draws.
+    batches = Batches(model_file, batch_size=batch_size, seed=pipeline.seed)
+    batches.skip(pipeline.num_steps)
     run = _Run(pipeline, batches, options, reporter)
     report = run.train()
+    status.enter(Phase.REPORTING)
     reports = collect_reports(report, pipeline, board, options)
-    if options.reference:
-        from graphplan_runtime.reference import compare_reference
+    try:
+        if options.reference:
+            from graphplan_runtime.reference import compare_reference
 
-        compare_reference(reports, pipeline, model_file, options)
-    reporter.finish(reports, rank=pipeline.rank)
+            status.enter(Phase.REFERENCE)
+            compare_reference(reports, pipeline, model_file, options)
+    finally:  # The run has ended well, whatever happens to the comparison.
+        reporter.finish(reports, rank=pipeline.rank)
 
 
 def list_facts(plan: Plan, options: RunOptions, captured: Captured) -> dict[str, str]:
@@ -130,6 +137,16 @@ class _Run:
     reporter: Reporter
 
     def train(self) -> RunReport:
+        """Train, with the folder of checkpoints in our hands from the first step to the last."""
+        if self.options.save:
+            self.pipeline.status.enter(Phase.SAVING)
+            self.pipeline.prepare_save(self.options.save)
+        try:
+            return self._train()
+        finally:
+            self.pipeline.close()
+
+    def _train(self) -> RunReport:
         first = self.pipeline.num_steps
         report = RunReport(lag=self.pipeline.lag, first=first)
         for index in range(self.options.steps):
@@ -141,12 +158,15 @@ class _Run:
             if self.pipeline.rank == 0:
                 known = loss if report.losses else None
                 self.reporter.show_step(self.pipeline.num_steps, known, report.step_s[-1])
+                self.reporter.watch_losses(report)
             # Before the drain: a resumed run goes on as if it had never ended.
             self._save(is_last=index == self.options.steps - 1)
         start = time.perf_counter()
         losses = self.pipeline.drain()
         drain_s = time.perf_counter() - start if losses else 0.0
         report.end(losses, drain_s, self.pipeline.ended if losses else {})
+        if self.pipeline.rank == 0:
+            self.reporter.watch_losses(report)
         report.peak_bytes = measure_peak(self.pipeline.device)
         return report
 
@@ -155,4 +175,4 @@ class _Run:
         due = every is not None and self.pipeline.num_steps % every == 0
         if self.options.save and (due or is_last):
             self.pipeline.status.enter(Phase.SAVING)
-            self.pipeline.save(Path(self.options.save))
+            self.pipeline.save(self.options.save, keep_last=self.options.keep_last)

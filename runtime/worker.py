@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from graphplan.cost.allocator import keep_freed_memory
@@ -21,12 +21,14 @@ from graphplan.errors import InvalidOption
 from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.task import Instruction
-from graphplan_runtime.faults.board import Board
-from graphplan_runtime.faults.failures import Failure, describe_error, write_failure
+from graphplan_runtime.checkpoints.lock import release_locks
+from graphplan_runtime.faults.board import Board, FolderBoard, StoreBoard, check_private
+from graphplan_runtime.faults.failures import Failure, describe_error, tell_agent, write_failure
 from graphplan_runtime.faults.monitor import Monitor, end_process
 from graphplan_runtime.faults.pulse import Pulse
 from graphplan_runtime.faults.status import Phase, Status
-from graphplan_runtime.launch import FOLDER
+from graphplan_runtime.launch import FOLDER, LAUNCHER
+from graphplan_runtime.messages.doors import shut_doors
 from graphplan_runtime.options import RunOptions
 
 CAUSE_WAIT_S = 4.0
@@ -39,6 +41,7 @@ GROUP_TIMEOUT = timedelta(hours=1)
 
 def run_rank(options: RunOptions) -> None:
     """Run one rank under torchrun or our launcher; does not return when it fails."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     Worker(options).run()
 
 
@@ -50,12 +53,12 @@ class Worker:
         self.rank = int(os.environ["RANK"])
         self.num_ranks = int(os.environ["WORLD_SIZE"])
         self.folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
+        if self.folder:
+            check_private(self.folder)
         self.status = Status(self.folder / f"status-{self.rank}" if self.folder else None)
-        self.board: Board | None = None
+        self.board: Board | None = FolderBoard(self.folder) if self.folder else None
         self.lines: tuple[tuple[Instruction, ...], ...] = ((),) * self.num_ranks
         """What every rank runs; nothing until the plan is read."""
-        if self.folder:
-            (self.folder / f"pid-{self.rank}").write_text(str(os.getpid()))
 
     def run(self) -> None:
         """Everything, with failures turned into an exit code."""
@@ -77,8 +80,9 @@ class Worker:
         self.lines = plan.parse_program().instructions_by_device
         device = choose_device(self.options)
         self.status.enter(Phase.CONNECTING)
-        store = next(iter(rendezvous("env://", self.rank, self.num_ranks)))[0]
-        self.board = Board(store.clone())
+        store = self._find_store()
+        if self.board is None:
+            self.board = StoreBoard(store.clone())  # type: ignore[attr-defined]
         monitor = Monitor(
             self.board,
             self.status,
@@ -86,7 +90,9 @@ class Worker:
             lines=self.lines,
             hang_s=self.options.hang_timeout_s,
             end=self._end,
-            pulse=Pulse() if device.type == "cpu" and not self.options.emulate else None,
+            pulse=None if self.options.emulate else Pulse(),
+            runs_on_host=device.type == "cpu",
+            parent=int(os.environ[LAUNCHER]) if self.folder else None,
         )
         monitor.start()
         self._connect(store, device)
@@ -94,18 +100,29 @@ class Worker:
         self.status.enter(Phase.ENDING)
         dist.barrier()
         monitor.stop()
+        self.status.enter(Phase.DONE)
         dist.destroy_process_group()
+
+    def _find_store(self) -> Store:
+        """Where the groups' members find each other: a private file, or torchrun's rendezvous."""
+        if self.folder:
+            store: Store = FileStore(str(self.folder / "store"), self.num_ranks)
+            store.set_timeout(GROUP_TIMEOUT)
+        else:
+            store = next(iter(rendezvous("env://", self.rank, self.num_ranks)))[0]
+        return store
 
     def _connect(self, store: Store, device: torch.device) -> None:
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=self.rank,
-            world_size=self.num_ranks,
-            timeout=GROUP_TIMEOUT,
-            device_id=None if device.type == "cpu" else device,
-        )
+        with shut_doors():
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.num_ranks,
+                timeout=GROUP_TIMEOUT,
+                device_id=None if device.type == "cpu" else device,
+            )
 
     def _work(self, plan: Plan, device: torch.device) -> None:
         assert self.board is not None
@@ -128,7 +145,7 @@ class Worker:
             try:
                 if not failure.is_cause:
                     failure = self._wait_for_cause() or failure
-                failure = self.board.post_failure(failure)
+                failure = self.board.post_failure(failure, rank=self.rank)
             except Exception:
                 # The store is gone with the host of rank 0: what we know is all that is known.
                 pass
@@ -145,8 +162,11 @@ class Worker:
         return None
 
     def _end(self, failure: Failure) -> None:
-        write_failure(failure, self.folder)
-        if self.folder is None:  # Under torchrun there is nobody else to tell it.
+        release_locks()  # No `finally` will do it: the main thread may never return.
+        if self.folder:
+            write_failure(failure, self.folder, rank=self.rank)
+        else:  # Under torchrun there is nobody else to tell it.
+            tell_agent(failure)
             trace = f"\n{failure.trace}" if failure.rank == self.rank else ""
             sys.stderr.write(f"graphplan: rank {self.rank} ends because of {failure}{trace}\n")
             sys.stderr.flush()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from graphplan.nouns.base import Noun
 
 
@@ -14,5 +16,5 @@ class FlightNote(Noun, frozen=True, kw_only=True):
     """The batch with which the stream last began empty."""
     shapes: tuple[dict[str, tuple[int, ...]], ...] = ()
     """Sizes of the inputs of the batches in flight, which are the last ones."""
-    told: tuple[float, ...] = ()
+    told: tuple[float | Literal["nan", "inf", "-inf"], ...] = ()
     """Losses that are known and that the caller of `step` has not been given."""

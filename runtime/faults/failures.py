@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from graphplan.errors import GraphplanError
+from graphplan.files import UNREADABLE
 from graphplan.nouns.base import Noun
 
 Kind = Literal["error", "hang", "signal", "consequence", "cut"]
@@ -41,6 +43,7 @@ class Failure(Noun, frozen=True, kw_only=True):
     trace: str = ""
     exit_code: int = 1
     time_s: float = 0.0
+    """On the monotonic clock of its host, which nobody can set."""
 
     @property
     def is_cause(self) -> bool:
@@ -61,9 +64,9 @@ def describe_error(error: BaseException, *, rank: int, place: str) -> Failure:
         place=place,
         message=message,
         remedy=remedy,
-        trace="" if is_expected(error) else format_trace(error),
+        trace="" if is_expected(error) or is_out_of_handles(error) else format_trace(error),
         exit_code=error.exit_code if isinstance(error, GraphplanError) else 1,
-        time_s=time.time(),
+        time_s=time.monotonic(),
     )
 
 
@@ -93,7 +96,17 @@ def explain_error(error: BaseException) -> tuple[str, str]:
             f"out of memory: {text}",
             "Search again with a smaller --memory or --micro-batch, or with recomputation.",
         )
+    if is_out_of_handles(error):
+        return (
+            "too many open files: this process may not open more of them and of sockets",
+            "Raise the limit (ulimit -n 4096) and start again.",
+        )
     return text, "The traceback of this rank follows."
+
+
+def is_out_of_handles(error: BaseException) -> bool:
+    """Whether this process may not open more files; gloo tells it in a text only."""
+    return "too many open files" in str(error).lower()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -122,13 +135,29 @@ def first_cause(failures: list[Failure]) -> Failure | None:
     return ranked[0] if ranked else None
 
 
-def write_failure(failure: Failure, folder: Path | None) -> None:
-    """Leave a failure for the launcher: ours in `folder`, torchrun in its error file."""
-    if folder is not None:
-        (folder / f"failure-{failure.rank}.json").write_bytes(msgspec.json.encode(failure))
+def write_failure(failure: Failure, folder: Path, *, rank: int) -> None:
+    """Leave what a rank has met or seen in the run's folder; the first word of a rank stays.
+
+    A real cause replaces a mere consequence.
+    """
+    if has_told(folder, rank) and not failure.is_cause:
+        return
+    # Two threads of a rank may have something to say.
+    building = folder / f"failing-{rank}.{threading.get_ident()}"
+    building.write_bytes(msgspec.json.encode(failure))
+    building.replace(folder / f"failure-{rank}.json")
+
+
+def has_told(folder: Path, rank: int) -> bool:
+    """Whether a rank has left a failure."""
+    return (folder / f"failure-{rank}.json").exists()
+
+
+def tell_agent(failure: Failure) -> None:
+    """Leave a failure where torchrun looks for it, if it started this rank."""
     theirs = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if theirs:
-        told = {"py_callstack": failure.trace, "timestamp": str(int(failure.time_s))}
+        told = {"py_callstack": failure.trace, "timestamp": str(int(time.time()))}
         message = {"message": str(failure), "extraInfo": told}
         Path(theirs).write_bytes(msgspec.json.encode({"message": message}))
 
@@ -139,6 +168,6 @@ def read_failures(folder: Path) -> list[Failure]:
     for path in sorted(folder.glob("failure-*.json")):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
-        except (msgspec.DecodeError, OSError):
-            continue  # A rank was killed while it wrote: others tell.
+        except (*UNREADABLE, OSError):
+            continue  # Only the user's own processes write here: one was interrupted.
     return found

@@ -22,6 +22,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from graphplan_runtime.messages.doors import shut_doors
 from graphplan_runtime.messages.queues import Queues, Work, find_queues
 
 Group = tuple[int, ...]
@@ -48,7 +49,12 @@ class Transport:
         self._world = _as_group(dist.group.WORLD)
         self.has_tags = device.type == "cpu"
         self._by_direction: dict[tuple[int, int], dist.ProcessGroup] = {}
-        # Every process takes part in making every group, in the same order.
+        self._by_group: dict[Group, dist.ProcessGroup] = {}
+        with shut_doors():
+            self._make_groups(pairs, groups)
+
+    def _make_groups(self, pairs: Iterable[tuple[int, int]], groups: Iterable[Group]) -> None:
+        """Every process takes part in making every group, in the same order."""
         if self.has_tags:
             self._upwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
             self._downwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
@@ -57,7 +63,6 @@ class Transport:
                 made = dist.new_group([src, dst], backend="nccl")
                 if self.rank in (src, dst):
                     self._by_direction[src, dst] = _as_group(made)
-        self._by_group: dict[Group, dist.ProcessGroup] = {}
         for members in sorted(set(groups)):
             made = dist.new_group(list(members))
             if self.rank in members:

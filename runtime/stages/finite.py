@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from graphplan.frontend import StageModule
 from graphplan.nouns.task import Task
 from graphplan_runtime.faults.failures import NotFinite
 from graphplan_runtime.stages.executor import Made
+from graphplan_runtime.updates.finite import FINITE_REMEDY, is_finite
 
 Check = Callable[[Made], None]
 
@@ -21,15 +20,11 @@ def make_check(module: StageModule, task: Task) -> Check:
 
     def check(made: Made) -> None:
         for name, tensor in zip(names, made, strict=True):
-            if tensor is not None and not _is_finite(tensor):
+            if tensor is not None and not is_finite(tensor):
                 what = "" if is_forward else "the gradient of "
                 raise NotFinite(
                     f"{what}{name!r} is not finite after {task}.",
-                    remedy="Lower the learning rate, or clip gradients with --clip-norm.",
+                    remedy=FINITE_REMEDY,
                 )
 
     return check
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

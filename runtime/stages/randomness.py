@@ -15,6 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from graphplan.frontend.leaves import ModuleCall
+from graphplan.frontend.targets import is_random
+
 
 def derive_seed(*parts: int | str) -> int:
     """A 63-bit seed from anything that tells draws apart."""
@@ -23,9 +26,10 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def draws_numbers(graph: fx.Graph) -> bool:
-    """Whether a graph holds ops that use the random generator."""
-    tag = torch.Tag.nondeterministic_seeded
-    return any(tag in getattr(node.target, "tags", ()) for node in graph.nodes)
+    """Whether a graph holds ops that may use the random generator; a leaf does not tell."""
+    return any(
+        is_random(node.target) or isinstance(node.target, ModuleCall) for node in graph.nodes
+    )
 
 
 def seed_device(device: torch.device, seed: int) -> None:

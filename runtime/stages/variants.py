@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from graphplan.errors import InvalidOption
 from graphplan.frontend import Captured, cut_graph
-from graphplan.frontend.example import Arguments, split_arguments
+from graphplan.frontend.example import Arguments, dtype_name, split_arguments
 from graphplan.nouns.opgraph import Input, OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.schedule import Program
@@ -91,6 +91,7 @@ class Variants:
     def find(self, batch: Batch) -> tuple[Variant, Tensors]:
         """The variant for a batch, and the batch's tensors by input."""
         tensors = self.first.flatten_batch(batch)
+        check_dtypes(self.first.graph, tensors)
         shapes = mask_shapes(self.first.graph, tensors)
         variant = self._by_shapes.get(shapes)
         if variant is None:
@@ -168,6 +169,17 @@ class Variants:
         return captured
 
 
+def check_dtypes(graph: OpGraph, tensors: Tensors) -> None:
+    """Messages between stages carry what follows from the captured dtypes."""
+    for given in graph.inputs:
+        found = dtype_name(tensors[given.name].dtype)
+        if found != given.spec.dtype:
+            raise InvalidOption(
+                f"{given.path} is {found}, and was captured as {given.spec.dtype}.",
+                remedy=f"Convert it: batch.to(torch.{given.spec.dtype}).",
+            )
+
+
 def mask_shapes(graph: OpGraph, tensors: Tensors) -> Shapes:
     """The sizes of a batch, the number of samples left out."""
     return tuple(
@@ -234,4 +246,8 @@ def count_samples(graph: OpGraph, tensors: Tensors) -> int:
         )
     num_rows = found.pop()
     assert num_rows is not None
+    if num_rows == 0:
+        raise InvalidOption(
+            "The batch holds no sample.", remedy="Leave empty batches out of data()."
+        )
     return num_rows

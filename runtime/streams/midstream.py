@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
-from graphplan.files import encode_noun
+from graphplan.errors import InvalidFile
+from graphplan.files import UNREADABLE, encode_noun
 from graphplan.nouns.plan import Plan
 from graphplan_runtime.checkpoints.flightnote import FlightNote
+from graphplan_runtime.checkpoints.snapshot import plain_state, restore_scheduler
 from graphplan_runtime.messages.letters import Letters
 from graphplan_runtime.messages.plain import make_plain
 from graphplan_runtime.stages.executor import StepState
@@ -49,7 +53,8 @@ def describe_flight(pipeline: Pipeline) -> FlightNote | None:
         plan=sign_plan(pipeline.plan),
         first=flight.stream.first,
         shapes=flight.shapes,
-        told=tuple(flight.told),
+        # JSON has no numbers that are not finite.
+        told=tuple(x if math.isfinite(x) else str(x) for x in flight.told),  # type: ignore[misc]
     )
 
 
@@ -74,8 +79,8 @@ def _list_own(pipeline: Pipeline) -> Iterator[tuple[str, torch.Tensor]]:
         return
     yield from _list_updates(pipeline.updater)
     for stage, scheduler in pipeline.updater.schedulers.items():
-        plain = {k: v for k, v in scheduler.state_dict().items() if _is_plain(v)}
-        yield f"scheduler/{stage}", torch.tensor(list(json.dumps(plain).encode()))
+        text = json.dumps(plain_state(scheduler)).encode()
+        yield f"scheduler/{stage}", torch.tensor(list(text))
     for s, versions in pipeline.versions.items():
         yield f"stage/{s}/updates", torch.tensor(versions.num_updates)
         yield f"stage/{s}/issued", torch.tensor(pipeline.updater.num_issued[s])
@@ -141,12 +146,6 @@ def _list_updates(updater: Updater) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"pending/{number}/sum/{names[parameter]}", gradient
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
 def restore_flight(pipeline: Pipeline, note: FlightNote, tensors: Tensors) -> None:
     """Go on in mid-stream; weights, optimizers and the number of steps have been restored."""
     own = {name.split("/", 2)[2]: tensor for name, tensor in tensors.items()}
@@ -154,8 +153,7 @@ def restore_flight(pipeline: Pipeline, note: FlightNote, tensors: Tensors) -> No
     if pipeline.flight is None:
         return
     for stage, scheduler in pipeline.updater.schedulers.items():
-        state = json.loads(bytes(own[f"scheduler/{stage}"].tolist()))
-        scheduler.load_state_dict({**scheduler.state_dict(), **state})
+        restore_scheduler(scheduler, _read_state(own[f"scheduler/{stage}"]))
     for name, weight in pipeline.weights.items():
         if f"gradient/{name}" in own:
             weight.grad = own[f"gradient/{name}"].to(weight.device)
@@ -167,6 +165,17 @@ def restore_flight(pipeline: Pipeline, note: FlightNote, tensors: Tensors) -> No
         for i, named in sorted(_group(own, f"micro-batch/{s}/").items()):
             versions.adopt(i, int(named["facts"][0]))
             runners_by_batch[i // count][s].restore(i, named)
+
+
+def _read_state(tensor: torch.Tensor) -> dict[str, Any]:
+    """The state of a schedule, stored as the numbers of its JSON text."""
+    try:
+        return msgspec.json.decode(bytes(tensor.tolist()), type=dict[str, Any])
+    except (*UNREADABLE, ValueError, TypeError) as error:
+        raise InvalidFile(
+            f"The checkpoint holds a learning-rate schedule that cannot be read: {error}.",
+            remedy="Resume from an older checkpoint of the same folder.",
+        ) from error
 
 
 def _restore_drifting(pipeline: Pipeline, own: Tensors) -> None:
@@ -251,7 +260,7 @@ def _restore_batches(
             losses = sorted(_group(own, f"loss/{batch}/").items())
             state.losses += [(named[""][0], float(named[""][1])) for _, named in losses]
             flight.open_loss(batch)
-    flight.told.extend(note.told)
+    flight.told.extend(map(float, note.told))
     return runners_by_batch
 
 

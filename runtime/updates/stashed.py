@@ -35,6 +35,9 @@ class Stash(StreamVersions):
         """The version that a micro-batch uses."""
         return self.met_forward(micro_batch)
 
+    def read_version(self, micro_batch: int, stamp: int) -> int:
+        return self._used[micro_batch]
+
     def forward_weights(self, micro_batch: int) -> Tensors:
         self._next = micro_batch + 1
         # After a resume from another plan's checkpoint older versions than the first do not exist.

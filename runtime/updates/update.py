@@ -23,8 +23,10 @@ from typing import Any
 import torch
 
 from graphplan.nouns.policy import WeightPolicy
+from graphplan_runtime.faults.failures import LostPeer, NotFinite
 from graphplan_runtime.messages.buckets import average_tensors, start_sums, sum_gradients
 from graphplan_runtime.messages.transport import Group, Transport
+from graphplan_runtime.updates.finite import FINITE_REMEDY, is_finite
 from graphplan_runtime.updates.holdings import Holdings
 from graphplan_runtime.updates.pending import Pending
 from graphplan_runtime.updates.scaling import LossScale
@@ -32,6 +34,7 @@ from graphplan_runtime.updates.weights import WeightVersions
 
 Optimizers = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 Schedulers = Callable[[torch.optim.Optimizer], Any]
+Gradients = Mapping[torch.nn.Parameter, torch.Tensor]
 TIED = -1
 """In place of a stage: the weights that several stages hold."""
 
@@ -49,6 +52,7 @@ class Updater:
         optimizer: Optimizers | None,
         scheduler: Schedulers | None = None,
         clip_norm: float | None = None,
+        check_finite: bool = False,
         loss_scale: LossScale | None = None,
         policy: WeightPolicy | None = None,
     ) -> None:
@@ -57,6 +61,7 @@ class Updater:
         self.versions_by_stage = versions_by_stage
         self.policy = policy or WeightPolicy()
         self.clip_norm = clip_norm
+        self.check_finite = check_finite
         self.loss_scale = loss_scale or LossScale()
         self.parameters: dict[int, dict[str, torch.nn.Parameter]] = {}
         for stage, named in parameters_by_stage.items():
@@ -73,6 +78,8 @@ class Updater:
             stage: scheduler(each) for stage, each in self.optimizers.items() if scheduler
         }
         self.waits = clip_norm is not None or self.loss_scale.dynamic
+        # Where batches end by themselves no stage need be updated before all gradients are known.
+        self.waits |= check_finite and self.policy.is_synchronous
         self.pending: dict[int, Pending] = {}
         """Updates that a stage of this device has issued and that are not applied yet."""
         self.num_issued = Counter[int]()
@@ -121,6 +128,9 @@ class Updater:
         versions.updated()
 
     def _step_owners(self, owners: Sequence[int], *, skip: bool = False) -> None:
+        if self.check_finite and not skip:
+            stepped = (each for owner in owners for each in self.parameters[owner].values())
+            self._require_finite({p: p.grad for p in stepped if p.grad is not None})
         for owner in owners:
             self._step(owner, skip=skip)
             if owner in self.schedulers:
@@ -257,6 +267,9 @@ class Updater:
         """Clip by what all stages have said; whether the gradients may be used."""
         assert pending.figures is not None
         square, num_bad = pending.figures.tolist()
+        self._stop_if_bad(
+            dict(zip(pending.gradients, pending.list_gradients(), strict=True)), num_bad
+        )
         if self.policy.is_deferred:
             self.loss_scale.hold(pending.number + 1)
         return self._judge(pending.list_gradients(), square, is_finite=num_bad == 0)
@@ -268,6 +281,26 @@ class Updater:
             self._clip(gradients, math.sqrt(square) if is_finite else math.nan)
         self.loss_scale.adjust(finite=is_finite)
         return is_finite or not scaled
+
+    def _stop_if_bad(self, gradients: Gradients, num_bad: float) -> None:
+        """Before an update, on all ranks; where the loss is scaled, the update is left out."""
+        if not self.check_finite or not num_bad or self.loss_scale.dynamic:
+            return
+        self._require_finite(gradients)
+        if not math.isfinite(self._sum_squares(gradients)):
+            raise NotFinite("the norm of the gradients is not finite.", remedy=FINITE_REMEDY)
+        raise LostPeer(
+            "a gradient of another rank is not finite.", remedy="Look for the cause there."
+        )
+
+    def _require_finite(self, gradients: Gradients) -> None:
+        """Refuse gradients that are not finite, before they change a weight."""
+        names = {p: n for named in self.parameters.values() for n, p in named.items()}
+        for parameter, gradient in gradients.items():
+            if not is_finite(gradient):
+                raise NotFinite(
+                    f"the gradient of {names[parameter]!r} is not finite.", remedy=FINITE_REMEDY
+                )
 
     def _average(self) -> None:
         """After every H-th batch, the mean of the replicas' weights."""
@@ -314,6 +347,7 @@ class Updater:
         finite = math.isfinite(square)
         squares[replica] = square if finite else 0.0
         *squares, num_bad = self.transport.sum_figures([*squares, float(not finite)])
+        self._stop_if_bad(found, num_bad)
         return self._judge(gradients, squares[replica], is_finite=num_bad == 0)
 
     def _answers_for(self, name: str) -> bool:
@@ -323,7 +357,7 @@ class Updater:
             return self.holdings.replica_group(name, rank)[0] == rank
         return self.holdings.owner_of(name) == rank
 
-    def _sum_squares(self, gradients: Mapping[torch.nn.Parameter, torch.Tensor]) -> float:
+    def _sum_squares(self, gradients: Gradients) -> float:
         """The squares of the gradients for which this device answers."""
         total = 0.0
         for named in self.parameters.values():

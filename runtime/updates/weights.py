@@ -41,7 +41,7 @@ class WeightVersions:
         self.num_stamped = 0
         """Micro-batches whose backward has met the version that the policy promises."""
         self.most_stale = 0
-        """The most updates that lay between a forward and its backward."""
+        """The most updates that the weights of a forward were behind, when its own came."""
         self.most_versions = 1
         """The most weight versions that were in memory at once."""
 
@@ -127,8 +127,12 @@ class StreamVersions(WeightVersions):
             f" {self.num_updates}, not {promised}; F met {stamp}"
         )
         self.num_stamped += 1
-        self.most_stale = max(self.most_stale, self.num_updates - stamp)
+        self.most_stale = max(self.most_stale, promised - self.read_version(micro_batch, stamp))
         self.most_versions = max(self.most_versions, self.num_versions)
+
+    def read_version(self, micro_batch: int, stamp: int) -> int:
+        """The version that the forward of a micro-batch used, not always the newest it met."""
+        return stamp
 
     def _is_promised(self, promised: int, micro_batch: int) -> bool:
         """Whether the current version is the promised one; a deferred one may come until used."""
