@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from graphplan.frontend import trace_module
-from graphplan.frontend.fakes import make_fake_mode
+from graphplan.frontend.sparing import sparing_build
 
 
 def build_llama(layers: int) -> nn.Module:
@@ -56,7 +56,7 @@ def measure(layers: int, sequence: int) -> dict[str, Any]:
     import transformers.models.llama.modeling_llama  # noqa: F401  (imports are not measured)
 
     before_mb, start = peak_mb(), time.perf_counter()
-    with make_fake_mode():
+    with sparing_build():
         model = build_llama(layers)
     built = time.perf_counter()
     graph = trace_module(model, inputs, name="Llama-3-70B").graph

@@ -1,87 +1,100 @@
-"""Faults: how soon a run ends after a rank has failed, with which code and which first line.
+"""Faults: how soon a run ends after something went wrong, what it says, and what is left.
 
-    python tools/check_faults.py                  # every fault once, on two ranks of this machine
-    python tools/check_faults.py --fault hang
+    python -m tools.check_faults                  # every fault once, on two ranks of this machine
+    python -m tools.check_faults hang kill        # some of them
+    python -m tools.check_faults --list
 
-The aim is 15 s from the fault to the end of the last process; exits with 1 when it is missed, when
-the exit code is 0, or when a process is left. The tests check the messages.
+Each fault must end in 15 s (or the timeout that its row states) with its first cause on the first
+line and without a traceback of ours; no process is left; what was saved is whole, and a run that
+resumes from it has, at its last step, the same weights to the bit as one that was never disturbed.
+Exits with 1 when anything of that does not hold. A table in Markdown is printed at the end.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import math
+import platform
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
 
-from tests.processes.test_faults import MODEL, list_ranks, write_plan
+from tools.fault_cases import CASES, Case, Row
+from tools.fault_scene import STEPS, Scene
 
-ROOT = Path(__file__).resolve().parents[1]
-FAULTS: dict[str, tuple[str, ...]] = {
-    "raise": (),
-    "memory": (),
-    "infinite": ("--check-finite",),
-    "kill": (),
-    "hang": (),
-    "stop": (),
-    "model": (),
-}
 AIM_S = 15.0
 
 
-def list_ports() -> set[str]:
-    """Addresses on which somebody listens."""
-    found = set()
-    for name in ("tcp", "tcp6"):
-        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A":
-                found.add(f"{words[1]} of {words[9]}")
-    return found
+def train_undisturbed(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights that every resumed run must come to."""
+    scene = Scene(folder)
+    done = scene.run("--steps", str(STEPS), "--save", str(scene.saved), "--quiet")
+    assert done.code == 0, done.errors
+    return scene.read_weights()[1]
 
 
-def check_fault(fault: str, options: tuple[str, ...], folder: Path) -> bool:
-    """Run until the fault ends it, and print how it ended."""
-    plan, clock = write_plan(folder, fault), folder / "clock"
-    command = [sys.executable, "-m", "graphplan", "run", str(plan), str(MODEL), "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--set", f"fault={fault}", *options],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "FAULT_CLOCK": str(clock)},
-        cwd=ROOT,
-        timeout=300,
-        check=False,
+def check_case(case: Case, expected: dict[str, torch.Tensor]) -> tuple[Row, list[str]]:
+    """Act one fault out; the row of the table, and what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="graphplan-", ignore_cleanup_errors=True) as name:
+        scene = Scene(Path(name), case.fault, case.settings)
+        try:
+            row = case.act(scene)
+            wrong = list(row.wrong)
+            if "Traceback" in row.told and not case.raises:
+                wrong.append("a traceback is printed")
+            if not math.isnan(row.seconds) and row.seconds > case.timeout_s + AIM_S:
+                wrong.append(f"took {row.seconds:.1f} s")
+            if case.resumes and (why := scene.goes_on_as_if_nothing(expected)):
+                wrong.append(why)
+        except Exception:
+            row, wrong = Row(math.nan, -1, "", ()), [traceback.format_exc(limit=-3)]
+        finally:
+            scene.end()
+    return row, wrong
+
+
+def format_row(name: str, case: Case, row: Row, wrong: list[str]) -> str:
+    """A line of the table."""
+    seconds = "" if math.isnan(row.seconds) else f"{row.seconds:.1f}"
+    resumed = "equal" if case.resumes and not wrong else ""
+    told = row.first_line.replace("|", "/")
+    return (
+        f"| {name} | {case.what} | {seconds} | {row.code} | {told[:160]} | {resumed} |"
+        f" {'; '.join(wrong).strip() or 'fine'} |"
     )
-    end = time.time()
-    seconds = end - float(clock.read_text()) if clock.exists() else float("nan")
-    left = list_ranks(plan)
-    print(
-        f"{fault:9s} ended {seconds:5.1f} s after the fault, exit code {done.returncode},"
-        f" {len(left)} processes left\n  {done.stderr.splitlines()[0] if done.stderr else ''}",
-        flush=True,
-    )
-    return done.returncode != 0 and not left and not seconds > AIM_S
 
 
 def main() -> int:
-    """All faults, or one."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--fault", choices=list(FAULTS))
+    """All faults, or some."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="faults; all when none is named")
+    parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
-    before, fine = list_ports(), True
-    for fault, options in FAULTS.items():
-        if arguments.fault in (None, fault):
-            with tempfile.TemporaryDirectory(prefix="graphplan-") as folder:
-                fine &= check_fault(fault, options, Path(folder))
-    new = list_ports() - before
-    print(f"listening ports that were not there before: {len(new)}")
-    return 0 if fine else 1
+    unknown = set(arguments.names) - CASES.keys()
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; --list names all")
+    if arguments.list:
+        print("\n".join(f"{name:22s}{case.what}" for name, case in CASES.items()))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="graphplan-") as name:
+        expected = train_undisturbed(Path(name))
+    lines, num_wrong = [], 0
+    for name, case in CASES.items():
+        if not arguments.names or name in arguments.names:
+            row, wrong = check_case(case, expected)
+            lines.append(format_row(name, case, row, wrong))
+            print(lines[-1], flush=True)
+            num_wrong += bool(wrong)
+    print(f"\n{time.strftime('%Y-%m-%d')}, {platform.machine()}, {torch.__version__}:")
+    print("| fault | what is done | seconds | exit code | first line | resumed | verdict |")
+    print("|---|---|---|---|---|---|---|")
+    print("\n".join(lines))
+    print(f"\n{len(lines)} faults, {num_wrong} not as they should be")
+    return 1 if num_wrong else 0
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ class Recipe:
         weights: int = 0,
         kept: int = 0,
     ) -> int:
-        """Add one layer."""
+        """Add one layer; ops have no dots in their names."""
+        name = name.replace(".", "_")
         self.layers.append(Layer(name, tuple(inputs), flops, out, weights, kept))
         return len(self.layers) - 1
 

@@ -39,6 +39,7 @@ from graphplan.cost.estimate import estimate_table
 from graphplan.cost.hardware import find_device_type
 from graphplan.cost.interpolate import expand_table
 from graphplan.cost.measure import ROUNDS, measure_table
+from graphplan.cost.measure_body import open_body
 from graphplan.cost.measure_clock import Clock, find_clock
 from graphplan.cost.measure_step import STEP_EFFORT
 from graphplan.cost.measure_unit import Effort, measure_unit, repeat
@@ -280,8 +281,8 @@ def time_stages(
     captured: Captured, stages: Sequence[tuple[str, ...]], batch_size: int, clock: Clock
 ) -> list[float]:
     """Forward and backward of every stage, each run alone; the faster of two rounds."""
-    values = run_on_fakes(captured.module, captured.graph, batch_size)
-    builder = UnitBuilder(captured.module, captured.graph, values, clock.device)
+    values = run_on_fakes(open_body(captured.module), captured.graph, batch_size)
+    builder = UnitBuilder(open_body(captured.module), captured.graph, values, clock.device)
     return [measure_unit(builder.build(ops), values, clock, STAGE_EFFORT).total_s for ops in stages]
 
 

@@ -28,7 +28,7 @@ class Entry:
 
     package: str
     make: Callable[[], tuple[nn.Module, Callable[[int], Any]]]
-    loss: Callable[[Any, Any], Tensor] | None = None
+    loss: Callable[[Any, Any], Any] | None = None
     method: str = "torch.export"
     batch: str = "dynamic"
 

@@ -1,12 +1,14 @@
-"""A model file with a fault that can be set: what one rank does in the middle of a task."""
+"""A model file with a fault that can be set: what one rank does in a task or in another phase."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 WIDTH = 8
+IN_A_TASK = ("raise", "memory", "infinite", "kill", "stop", "exit", "hang", "compile")
+NUM_CAPTURED = 3
+"""Calls of the faulty op while the model is captured."""
 
 
 class Trip(torch.autograd.Function):
@@ -25,9 +30,12 @@ class Trip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, fault: str, call: int) -> torch.Tensor:
         Trip.num_calls += 1
-        if Trip.num_calls == call:
+        if Trip.num_calls == call and fault in IN_A_TASK:
             commit_fault(fault)
-        return x * float("inf") if fault == "infinite" and Trip.num_calls >= call else x.clone()
+        if fault == "reference" and is_rank(0) and Trip.num_calls > NUM_CAPTURED:
+            work_for(1.5)
+        is_infinite = fault == "infinite" and Trip.num_calls >= call
+        return x * float("inf") if is_infinite and "FAULT_OFF" not in os.environ else x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -35,7 +43,9 @@ class Trip(torch.autograd.Function):
 
 
 def commit_fault(fault: str) -> None:
-    """Whatever may go wrong; a tool may ask when."""
+    """Whatever may go wrong; a tool may ask when, or that it should not."""
+    if os.environ.get("FAULT_OFF"):
+        return
     if clock := os.environ.get("FAULT_CLOCK"):
         Path(clock).write_text(str(time.time()))
     if fault == "raise":
@@ -46,12 +56,21 @@ def commit_fault(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    while fault == "hang":
+    if fault == "exit":
+        os._exit(0)
+    while fault.startswith("hang"):
         time.sleep(1)
     if fault == "compile":
         # As a compiler does that is another process.
         code = "import time; end = time.time() + 9\nwhile time.time() < end: pass"
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def work_for(seconds: float) -> None:
+    """Compute, as a large model does in one process."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 class Chain(nn.Module):
@@ -76,14 +95,39 @@ class Longer(Chain):
         return torch.tanh(super().forward(x))
 
 
+def is_rank(number: int) -> bool:
+    return os.environ.get("RANK") == str(number)
+
+
 def build(fault: str = "none", call: int = 9) -> nn.Module:
-    if fault == "model" and os.environ.get("RANK") == "1":
+    if fault == "model" and is_rank(1):
         return Longer("none", 0)
+    if fault == "hang-build" and is_rank(1):
+        commit_fault(fault)
+    if fault == "hang-save" and is_rank(1):
+        os.fsync = lambda fd: commit_fault(fault)
+    if fault == "jump" and is_rank(1):  # A clock that is set while the run goes on.
+        real = time.time
+        time.time = lambda: real() + (-1e6 if Trip.num_calls % 2 else 1e9)
     return Chain(fault, call)
 
 
 def inputs(batch_size: int) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(batch_size, WIDTH), "target": torch.randn(batch_size, WIDTH)}
+
+
+def data(batch_size: int, fault: str = "none") -> Iterator[dict[str, torch.Tensor]]:
+    for step in itertools.count():
+        if fault == "hang-data" and step == 2 and is_rank(1):
+            commit_fault(fault)
+        batch = inputs(batch_size)
+        if fault == "nan-data" and step == 2:
+            batch["x"] = batch["x"] * float("nan")
+        yield batch
+
+
+def optimizer(parameters: list[nn.Parameter], sgd: int = 0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1) if sgd else torch.optim.Adam(parameters, lr=1e-3)
 
 
 def loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:

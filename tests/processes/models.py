@@ -114,6 +114,19 @@ class Frozen(nn.Module):
         return made
 
 
+class Roots(nn.Module):
+    """Where a sample is zero the output is finite, and the gradient of the first layer is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+        self.two = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.two(torch.sqrt((self.one(x) * x).square()))
+        return made
+
+
 class HandsOn(nn.Module):
     """A stage in the middle returns its input as it is: dropout that drops nothing."""
 
@@ -381,6 +394,11 @@ CASES: dict[str, Case] = {
         Spectral,
         floats((WIDTH,), (WIDTH,)),
         {"first": 0, "middle": 1, "last": 2},
+    ),
+    "roots": Case(
+        Roots,
+        floats((WIDTH,), (WIDTH,)),
+        {"one": 0, "two": 1},
     ),
     "hands-on": Case(
         HandsOn,

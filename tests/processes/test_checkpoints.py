@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import random
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from graphplan_runtime.checkpoints.checkpoint import (
-    Manifest,
-    find_checkpoint,
-    read_checkpoint,
-    read_manifest,
-    write_checkpoint,
-)
 from tests.processes.crew import Crew
+from tests.processes.killing import kill_while_saving
 from tests.processes.training import (
     Result,
     Setup,
@@ -82,34 +74,9 @@ def test_resume_under_another_plan(
     assert found[0].losses == pytest.approx(wanted[0].losses[3:], abs=1e-10)
 
 
-def save_for_ever(folder: Path) -> None:
-    """Write checkpoints whose tensors all hold the number of the step."""
-    step = 0
-    while True:
-        step += 1
-        tensors = {f"weight{i}": torch.full((20_000,), step) for i in range(4)}
-        manifest = Manifest(model="m", step=step, seed=0)
-        write_checkpoint(folder, manifest, tensors, (), rank=0, num_ranks=1)
-
-
 def test_a_kill_while_saving_loses_nothing(tmp_path: Path) -> None:
-    """Whenever the process dies, the last whole checkpoint is found and is whole."""
-    context = multiprocessing.get_context("fork")
-    draw = random.Random(0)
-    last = 0
-    for _ in range(25):
-        process = context.Process(target=save_for_ever, args=(tmp_path,), daemon=True)
-        process.start()
-        time.sleep(0.02 + draw.random() * 0.1)
-        process.kill()
-        process.join()
-        found = find_checkpoint(tmp_path)
-        if found is None:
-            assert last == 0
-            continue
-        manifest = read_manifest(found)
-        tensors = read_checkpoint(found, manifest, {f"weight{i}" for i in range(4)})
-        assert len(tensors) == 4
-        assert all(bool((tensor == manifest.step).all()) for tensor in tensors.values())
-        last = manifest.step
-    assert last > 0
+    """Whenever the process dies, the last whole checkpoint is found, and its lock is taken over."""
+    tally = kill_while_saving(tmp_path / "saved", num_kills=25, rng=random.Random(0))
+    assert tally.last_step > 0
+    assert tally.torn > 0
+    assert tally.taken_over > 0

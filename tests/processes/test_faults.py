@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -93,6 +94,7 @@ ABOUT_SIX = r"([6-9]|1\d)"
         ("stop", ["--hang-timeout", "6"], rf"no sign of life for {ABOUT_SIX} s"),
         ("memory", [], "out of memory"),
         ("infinite", ["--check-finite"], "is not finite after 1F1"),
+        ("exit", [], "ended early, with exit code 0"),
     ],
 )
 def test_first_cause_is_told(tmp_path: Path, fault: str, options: list[str], told: str) -> None:
@@ -108,6 +110,41 @@ def test_first_cause_is_told(tmp_path: Path, fault: str, options: list[str], tol
     assert place is not None, errors
     assert re.search(told, first), errors
     assert not list_ranks(plan)
+
+
+PHASES = {"hang-build": "building", "hang-data": "reading data", "hang-save": "saving"}
+
+
+@pytest.mark.parametrize("fault", PHASES)
+def test_a_hang_outside_of_a_task_is_seen(tmp_path: Path, fault: str) -> None:
+    """In build(), in data(), while saving: nothing works for the rank for six timeouts."""
+    plan = write_plan(tmp_path, fault)
+    save = ("--save", str(tmp_path / "saved")) if fault == "hang-save" else ()
+    run = start_run(plan, fault, "--hang-timeout", "1.5", "--steps", "4", *save)
+    _, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 1, errors
+    first = errors.splitlines()[0]
+    assert f"The run failed at rank 1 ({PHASES[fault]}): no progress for" in first, errors
+    assert "commit_fault" in errors, "the stack shows where"
+    assert not list_ranks(plan)
+
+
+def test_a_long_reference_is_no_hang(tmp_path: Path) -> None:
+    """Rank 0 trains in one process for longer than the timeout, while the others wait."""
+    plan = write_plan(tmp_path, "reference")
+    wishes = ("--hang-timeout", "2", "--steps", "4", "--reference", "batch", "--json")
+    run = start_run(plan, "reference", *wishes)
+    output, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 0, errors
+    assert json.loads(output)["reference"]["largest_loss_difference"] < 1e-5
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+    """Limits are measured on a clock that nobody can set."""
+    plan = write_plan(tmp_path, "jump")
+    run = start_run(plan, "jump", "--steps", "3")
+    _, errors = run.communicate(timeout=SECONDS)
+    assert run.returncode == 0, errors
 
 
 FIRST_STEP = 6
@@ -141,7 +178,7 @@ def test_another_model_on_one_rank(tmp_path: Path) -> None:
     run = start_run(plan, "model")
     _, errors = run.communicate(timeout=SECONDS)
     assert run.returncode == 2, errors
-    assert errors.startswith("Error: The run failed at rank 1 (capturing): The plan is for the")
+    assert errors.startswith("Error: The run failed at rank 1 (building): The plan is for the")
     assert not list_ranks(plan)
 
 

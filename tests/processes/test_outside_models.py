@@ -90,7 +90,8 @@ def find_loss(
     """The loss of the model file, or the one that the model returns."""
     if model_file.loss is not None:
         given = {key: tensor for key, tensor in batch.items() if key != "noise"}
-        return model_file.loss(model(**given), batch)
+        found: torch.Tensor = model_file.loss(model(**given), batch)
+        return found
     made: Any = model(**batch)
     loss: torch.Tensor = made if isinstance(made, torch.Tensor) else made.loss
     return loss

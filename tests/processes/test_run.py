@@ -19,7 +19,8 @@ from graphplan.files import read_noun
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.task import Transfer
 from graphplan.nouns.timeline import Timeline
-from graphplan_runtime.checkpoints.checkpoint import find_checkpoint, read_checkpoint, read_manifest
+from graphplan_runtime.checkpoints.checkpoint import read_checkpoint, read_manifest
+from graphplan_runtime.checkpoints.shelf import find_checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SETTINGS = ("branches=2", "layers=1", "hidden=16", "heads=2", "sequence=4")
@@ -109,9 +110,9 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(plan: Path, tmp_path: Pat
     losses += [float(line.split()[3]) for line in output.splitlines() if "loss" in line]
     found = find_checkpoint(tmp_path / "saved")
     assert found is not None
-    manifest = read_manifest(found)
+    manifest = read_manifest(found.path)
     assert manifest.step >= 4 - 1
-    assert read_checkpoint(found, manifest, set(manifest.file_by_tensor)).keys()
+    assert read_checkpoint(found.path, manifest, set(manifest.file_by_tensor)).keys()
     facts = call_run(
         plan, *MODEL, "--device", "cpu", "--steps", "2", "--resume", str(tmp_path / "saved")
     )

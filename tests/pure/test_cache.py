@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphplan.cost.cache import Measurement, ProfileCache, default_folder
+from graphplan.cachefolder import default_folder
+from graphplan.cost.cache import Measurement, ProfileCache
 
 
 def test_a_broken_cache_file_counts_as_empty(tmp_path: Path) -> None:

@@ -46,6 +46,39 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def list_figures(page: Path) -> list[tuple[str, str]]:
+    """Heads of tables in which most cells are figures, with the section that they stand in."""
+    found = []
+    for section in re.split(r"^(?=## )", page.read_text(), flags=re.M):
+        for table in re.findall(r"(?:^\|.*\n){3,}", section, flags=re.M):
+            head, _, *rows = table.splitlines()
+            cells = [cell for row in rows for cell in row.strip("|").split("|")[1:]]
+            if 2 * sum(bool(re.match(r"[ *~<-]*\d", cell)) for cell in cells) > len(cells):
+                found.append((head, section))
+    return found
+
+
+COMMAND = re.compile(
+    r"python (-m )?tools|graphplan (learn|profile|search|staleness) |pytest tests/"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_of_figures_can_be_made_again(page: Path) -> None:
+    """The section says by which command; what cannot be made again is a dated record."""
+    if page.parent.name == "results":
+        assert re.search(r"20\d\d-\d\d-\d\d", page.read_text().split("\n## ")[0])
+        return
+    for head, section in list_figures(page):
+        assert COMMAND.search(section), head
+
+
+def test_tables_of_figures_are_found() -> None:
+    """The README has one, a page of words none."""
+    assert len(list_figures(ROOT / "README.md")) == 1
+    assert not list_figures(ROOT / "docs" / "architecture.md")
+
+
 def find_missing(text: str) -> list[str]:
     """Python files that a text names and that are not there.
 

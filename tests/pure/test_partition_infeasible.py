@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from graphplan.errors import NoFeasiblePlan
+from graphplan.errors import GraphplanError, NoFeasiblePlan, SearchLimit
+from graphplan.nouns.policy import WeightPolicy
 from graphplan.partition.remedy import explain_infeasible
 from tests.pure.problems import make_cluster, make_problem_by_hand
 from tests.pure.questions import CHAIN, PLANNERS, ask
 
 
-def explain(**options: object) -> NoFeasiblePlan:
+def explain(
+    policy: WeightPolicy | None = None, late_s: float | None = None, **options: Any
+) -> GraphplanError:
     """The error for four nodes of 100 trained elements (800 bytes with gradients)."""
-    defaults: dict[str, object] = {"trained_elements": [100] * 4, "micro_batch_sizes": (2, 4)}
-    return explain_infeasible(make_problem_by_hand([1] * 4, CHAIN, **(defaults | options)))  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {"trained_elements": [100] * 4, "micro_batch_sizes": (2, 4)}
+    problem = make_problem_by_hand([1] * 4, CHAIN, **(defaults | options))
+    return explain_infeasible(
+        problem, policy=policy or WeightPolicy(), solver="graph", late_s=late_s
+    )
 
 
 def test_too_few_devices_are_told_with_the_number_that_suffices() -> None:
@@ -29,7 +36,7 @@ def test_too_few_devices_are_told_with_the_number_that_suffices() -> None:
 
 def test_advice_works() -> None:
     """What is advised is then feasible: recomputation, a smaller micro-batch, more devices."""
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "saved_bytes": [200] * 4,
         "allow_recompute": False,
         "micro_batch_sizes": (2,),
@@ -43,7 +50,7 @@ def test_advice_works() -> None:
             CHAIN,
             trained_elements=[100] * 4,
             cluster=make_cluster(4, memory_bytes=1700),
-            **(options | change),  # type: ignore[arg-type]
+            **(options | change),
         )
         assert ask(problem, "chain").step_s < math.inf
 
@@ -67,3 +74,24 @@ def test_an_impossible_problem_is_explained_by_every_planner() -> None:
     for planner in PLANNERS:
         with pytest.raises(NoFeasiblePlan, match="needs"):
             ask(problem, planner)
+
+
+def test_the_versions_of_a_policy_count() -> None:
+    """Four devices of 1,000 bytes hold a node each, but not with the two versions of 2bw."""
+    cluster = make_cluster(4, memory_bytes=1000)
+    error = explain(WeightPolicy(name="2bw"), cluster=cluster)
+    assert isinstance(error, NoFeasiblePlan)
+    assert "needs 1.203 KiB (800 B weights in 2 versions of 2bw" in error.message
+    assert "se --policy flush" in error.remedy
+    stash = explain(WeightPolicy(name="stash"), cluster=cluster)
+    assert "se --policy flush" in stash.remedy
+
+
+def test_a_short_search_of_the_impossible_says_that_it_is_impossible() -> None:
+    """A time limit is blamed only where more time could help, and the advice is another planner."""
+    late = explain(late_s=0.1, cluster=make_cluster(2, memory_bytes=1000))
+    assert isinstance(late, NoFeasiblePlan)
+    assert "Nothing fits into 2 devices" in late.message
+    late = explain(late_s=0.1, cluster=make_cluster(4, memory_bytes=1000))
+    assert isinstance(late, SearchLimit)
+    assert "--time-limit 10 or --planner chain" in late.remedy

@@ -383,7 +383,7 @@ def test_the_simulator_refuses_what_it_cannot_run(name: str) -> None:
     for plan in corrupt_plans(legal_plans()[name], 200):
         try:
             program = plan.parse_program()
-        except ValueError:
+        except InvalidProgram:
             continue
         try:
             simulate_program(plan.prices, program)

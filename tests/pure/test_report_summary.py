@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from graphplan.errors import InvalidFile
+from graphplan.nouns.opgraph import MixingKind
+from graphplan.nouns.plan import MixedOp
 from graphplan.nouns.stages import Stage, StageGraph
 from graphplan.report.labels import count_by_prefix, label_stages, name_modules
 from graphplan.report.limits import find_limits
@@ -163,6 +165,45 @@ def test_usage_adds_up() -> None:
     assert findings[0].stage == 6
     assert findings[0].title.startswith("Stage 6 is")
     assert findings[1].title.startswith("GPU 6 works")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "compare",
+            "head compares the samples of a batch with each other: a task compares 2 of 32",
+        ),
+        ("statistics", "head uses statistics of the batch: a task computes them from 2 of 32"),
+        ("count", "head takes a mean over a data-dependent count"),
+        ("sum", "head is a sum over samples, not a mean"),
+    ],
+)
+def test_a_split_that_changes_the_loss_is_told(kind: MixingKind, told: str) -> None:
+    """Which op, what a task sees of the batch, by micro-batches or replicas, and what to type."""
+    example = make_plan_example(num_replicas=2)
+    op = example.plan.stages.stages[-1].ops[0]
+    mixing = (MixedOp(op=op, module="head", kind=kind),)
+    plan = msgspec.structs.replace(
+        example.plan, model=msgspec.structs.replace(example.plan.model, mixing=mixing)
+    )
+    text = " ".join(render_text(plan, example.timeline).split())
+    assert "Splitting the batch changes what the model computes." in text
+    assert told in text
+    assert "(8 micro-batches, 2 replicas)" in text
+    assert "--micro-batch 32, with --pin MODULE=DEVICE against replicas" in text
+    assert "Splitting the batch" not in render_text(example.plan, example.timeline)
+
+
+def test_a_batch_that_stays_whole_is_not_warned_of() -> None:
+    """One micro-batch and no replicas: what mixes samples sees them all."""
+    example = make_plan_example(num_micro_batches=1)
+    op = example.plan.stages.stages[0].ops[0]
+    mixing = (MixedOp(op=op, module="", kind="compare"),)
+    plan = msgspec.structs.replace(
+        example.plan, model=msgspec.structs.replace(example.plan.model, mixing=mixing)
+    )
+    assert "Splitting the batch" not in render_text(plan, example.timeline)
 
 
 def test_parts_that_disagree_are_refused() -> None:

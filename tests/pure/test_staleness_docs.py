@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tools import make_tables
 from tools.staleness_figures import draw_convergence, draw_delays, list_convergence, list_delays
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -38,6 +39,13 @@ def test_the_tables_are_those_of_the_experiments() -> None:
         assert line in page
     for line in list_delays(load_rows("staleness_delays")):
         assert line in page
+
+
+def test_the_tables_of_delays_and_rates_are_those_of_the_theory() -> None:
+    """Every line, its head too, is what the tool prints."""
+    page = PAGE.read_text()
+    for rows in (make_tables.list_delays(), make_tables.list_rates()):
+        assert "\n".join(make_tables.write_rows(rows)) in page
 
 
 def test_every_result_has_ten_seeds_and_a_rate_inside_its_grid() -> None:

@@ -583,7 +583,7 @@ def test_sizes_that_come_from_values_are_told() -> None:
 
     captured = check(route)
     assert kinds(captured) == ["size from values"]
-    assert "estimated costs leave them out" in captured.graph.assumptions[0].text
+    assert "estimated costs expect a part of the largest size" in captured.graph.assumptions[0].text
 
 
 def conjugate(probe: Any, x: Tensor) -> Any:

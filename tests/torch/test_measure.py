@@ -20,6 +20,7 @@ from graphplan.cost import measure_session
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.measure import Effort, Progress
 from graphplan.cost.measure import measure_table as measure_table_slowly
+from graphplan.cost.measure_body import Line, open_body
 from graphplan.cost.measure_clock import find_clock
 from graphplan.cost.measure_rebuild import rebuild_graph
 from graphplan.cost.measure_step import prepare_step
@@ -268,8 +269,8 @@ def test_a_whole_step_leaves_the_model_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = trace_module(model, lambda b: (torch.rand(b + 1, 4),))
-    values = run_on_fakes(found.module, found.graph, 4)
-    step = prepare_step(found.module, found.graph, values, torch.device("cpu"))
+    values = run_on_fakes(open_body(found.module), found.graph, 4)
+    step = prepare_step(open_body(found.module), found.graph, values, torch.device("cpu"))
     step()
     assert all(parameter.grad is None for parameter in model.parameters())
     for name, tensor in model.state_dict().items():
@@ -318,13 +319,10 @@ def test_losses_are_part_of_what_is_measured() -> None:
 def test_a_graph_without_its_model_is_measured_too(captured: Captured) -> None:
     """A rebuilt graph runs the same calls: same result as the captured module on equal weights."""
     rebuilt = rebuild_graph(captured.graph)
-    weights = captured.weights()
-    for node in rebuilt.module.graph.find_nodes(op="get_attr"):
-        owner, _, key = str(node.target).rpartition(".")
-        setattr(rebuilt.module.get_submodule(owner), key, weights[str(node.target)])
+    line = Line(rebuilt.body.graph, captured.weights())
     for size in (1, 3):
         batch = token_batch(size)
-        assert torch.equal(rebuilt.module(*batch)[0], captured.module(*batch)[0])
+        assert torch.equal(line(*batch)[0], captured.module(*batch)[0])
     table = measure_table(rebuild_graph(captured.graph), batch_sizes=[2], effort=QUICK)
     assert "could not run" not in table.provenance
     assert len(table.calibration) == 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from graphplan.cost.measure_body import open_body
 from graphplan.cost.measure_clock import CpuClock, describe_environment, find_clock
 from graphplan.cost.measure_step import measure_step
 from graphplan.cost.measure_unit import Effort, measure_unit, summarise
@@ -59,9 +60,9 @@ def test_units_wait_for_the_device_before_they_read_times(name: str) -> None:
     """Forward and backward are read off marks that have passed."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     captured = trace_module(model, lambda b: (torch.rand(b, 4),))
-    values = run_on_fakes(captured.module, captured.graph, 3)
+    values = run_on_fakes(open_body(captured.module), captured.graph, 3)
     clock = QueueClock()
-    builder = UnitBuilder(captured.module, captured.graph, values, clock.device)
+    builder = UnitBuilder(open_body(captured.module), captured.graph, values, clock.device)
     op = [each.name for each in captured.graph.ops if each.kind == name][-1]
     found = measure_unit(builder.build((op,)), values, clock, QUICK)
     assert found.forward_s == 1.0
@@ -73,8 +74,10 @@ def test_units_wait_for_the_device_before_they_read_times(name: str) -> None:
 def test_steps_wait_for_the_device_before_they_read_times() -> None:
     """The whole step lies between two marks."""
     captured = trace_module(nn.Linear(4, 4), lambda b: (torch.rand(b, 4),))
-    values = run_on_fakes(captured.module, captured.graph, 3)
-    found = measure_step(captured.module, captured.graph, values, QueueClock(), effort=QUICK)
+    values = run_on_fakes(open_body(captured.module), captured.graph, 3)
+    found = measure_step(
+        open_body(captured.module), captured.graph, values, QueueClock(), effort=QUICK
+    )
     assert found == (1.0, 0.0)
 
 
@@ -83,8 +86,8 @@ def test_the_halves_of_the_backward_add_up_to_both_at_once() -> None:
     captured = trace_module(
         nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), lambda b: (torch.rand(b, 4),)
     )
-    values = run_on_fakes(captured.module, captured.graph, 3)
-    builder = UnitBuilder(captured.module, captured.graph, values, torch.device("cpu"))
+    values = run_on_fakes(open_body(captured.module), captured.graph, 3)
+    builder = UnitBuilder(open_body(captured.module), captured.graph, values, torch.device("cpu"))
     found = measure_unit(builder.build(("linear_1",)), values, QueueClock(), QUICK)
     accumulation = 1.0
     # n autograd nodes put 2n marks into the queue, which span 2n - 1 seconds.

@@ -158,6 +158,12 @@ WRONG = {
         "Mend this line",
     ),
     "syntax": ("def build(:\n  pass", r"model\.py:1: The file raised SyntaxError", "Mend"),
+    "nameless": (
+        'raise ModuleNotFoundError("a plugin is missing")',
+        "a plugin is missing",
+        "Install what this line needs",
+    ),
+    "inner module": ("import torch.no_such_part", "no_such_part", "pip install torch)"),
     "import": ("import no_such_package", "no_such_package", "pip install no_such_package"),
 }
 
@@ -180,7 +186,7 @@ def test_paths_that_are_no_model_files_are_refused(tmp_path: Path) -> None:
         ("none.py", "not a file"),
         (".", "a folder"),
         ("notes.txt", "neither a .py nor a .pt2"),
-        ("bad.pt2", "cannot be loaded"),
+        ("bad.pt2", "is refused: it is no whole archive"),
     ]:
         with pytest.raises(ModelFileError, match=message):
             load_model_file(tmp_path / name)
