@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from graphplan.errors import GraphplanError
-from graphplan.frontend import load_model_file
 from graphplan_runtime.checkpoints.snapshot import restore_scheduler
 from tools.attack_edits import (
     CLUSTERS,
@@ -33,8 +32,9 @@ from tools.attack_edits import (
     Edit,
     edit,
 )
+from tools.attack_kinds import Reader
 from tools.attack_programs import list_programs
-from tools.attack_readers import Reader
+from tools.attack_readers import load_program
 from tools.attack_watch import Case
 
 
@@ -69,12 +69,6 @@ def try_file(reader: Reader, text: bytes, folder: Path) -> str | None:
             return wrong
     if refusal is not None:
         raise refusal
-    return None
-
-
-def load_program(folder: Path) -> str | None:
-    """What `trace` does with a saved program, up to its module."""
-    load_model_file(folder / "model.pt2").build()
     return None
 
 

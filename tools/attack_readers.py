@@ -1,7 +1,6 @@
 """Every reader of foreign files: what it reads, files to start from, and what users do with them.
 
-`READING` names each module that opens or decodes anything, so that none is forgotten: a test walks
-the sources and compares. `list_readers` makes the seeds, for which all of graphplan is needed.
+`list_readers` makes the seeds, for which all of graphplan is needed.
 """
 
 from __future__ import annotations
@@ -12,21 +11,16 @@ import io
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import torch
 
-from graphplan.captures.entry import Entry, Evidence
 from graphplan.cli.main import run_command
-from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.estimate import estimate_table
 from graphplan.cost.hardware import CLUSTER_EXAMPLE, find_cluster, find_device_type
 from graphplan.cost.learned import learn_costs
 from graphplan.cost.training import read_training
-from graphplan.errors import InvalidFile
 from graphplan.files import encode_noun, read_noun
-from graphplan.frontend import trace_module
+from graphplan.frontend import load_model_file, trace_module
 from graphplan.frontend.pt2check import check_program
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.learned import LearnedCosts
@@ -35,102 +29,14 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.timeline import Timeline
-from graphplan.profiled import build_graph, guess_batch_size
-from graphplan.workloads import MaxLoadWorkload, pose_maxload, read_workload
-from graphplan_runtime.checkpoints.checkpoint import Manifest, read_checkpoint, read_manifest
-from graphplan_runtime.checkpoints.lock import decode_holder
-from graphplan_runtime.checkpoints.shelf import find_checkpoint
-from graphplan_runtime.checkpoints.writing import SaveFolder
-from graphplan_runtime.faults.failures import Failure, read_failures
-from graphplan_runtime.faults.status import read_status
 from tests.pure.costsets import make_set
 from tests.pure.plans import make_cluster, make_plan_example
 from tests.pure.strategies import branch_edges, chain_edges
-
-ROOT = Path(__file__).resolve().parents[1]
-
-READING: dict[str, str] = {
-    "graphplan/api.py": "plan",
-    "graphplan/files.py": "all",
-    "graphplan/jsontext.py": "all",
-    "graphplan/workloads.py": "workload",
-    "graphplan/cli/check.py": "plan",
-    "graphplan/cli/compare_run.py": "timeline",
-    "graphplan/cli/export.py": "plan",
-    "graphplan/cli/learn.py": "costset",
-    "graphplan/cli/options.py": "graph, table, learned",
-    "graphplan/cli/show.py": "plan",
-    "graphplan/cli/simulate.py": "plan",
-    "graphplan/cli/staleness.py": "plan",
-    "graphplan/captures/store.py": "capture",
-    "graphplan/captures/witness.py": "no foreign file: the model's own sources, to hash them",
-    "graphplan/cost/cache.py": "cache",
-    "graphplan/cost/hardware.py": "cluster, toml",
-    "graphplan/cost/tomlfile.py": "toml",
-    "graphplan/cost/training.py": "costset",
-    "graphplan/cost/measure_neighbours.py": "graph",
-    "graphplan/frontend/pt2.py": "pt2",
-    "graphplan/frontend/pt2check.py": "pt2",
-    "runtime/checkpoints/checkpoint.py": "checkpoint",
-    "runtime/checkpoints/tensorfile.py": "checkpoint",
-    "runtime/checkpoints/shelf.py": "checkpoint",
-    "runtime/checkpoints/writing.py": "checkpoint",
-    "runtime/checkpoints/lock.py": "lock",
-    "runtime/faults/failures.py": "failure",
-    "runtime/faults/status.py": "status",
-    "runtime/launch.py": "plan",
-    "runtime/train.py": "checkpoint",
-    "runtime/worker.py": "plan",
-    "runtime/streams/midstream.py": "checkpoint",
-    "graphplan/cost/measure_clock.py": "no foreign file: /proc and /dev/null",
-    "graphplan/report/page.py": "no foreign file: the template of the package",
-    "graphplan/export/torch_launcher.py": "no foreign file: the folder that it is exported with",
-    "runtime/clocks.py": "no foreign file: /proc",
-    "runtime/faults/board.py": "no foreign file: the private folder of the run",
-    "runtime/faults/pulse.py": "no foreign file: /proc",
-    "runtime/messages/doors.py": "no foreign file: /proc",
-    "runtime/hostprofile.py": "no foreign file: its own folder",
-    "runtime/report.py": "no file: the store of the run",
-    "runtime/__main__.py": "no file: the launcher's own arguments",
-}
-"""Modules that open or decode something, with the readers below that pass through them."""
-
-COVERED = (
-    *(name for name, readers in READING.items() if not readers.startswith("no ")
-      and "cli/" not in name and "launch" not in name and "worker" not in name
-      and "train.py" not in name
-      and "neighbours" not in name and "midstream" not in name and "api.py" not in name),
-    *(f"graphplan/nouns/{name}.py" for name in (
-        "cluster", "costset", "learned", "names", "opgraph", "plan", "policy", "prices", "schedule",
-        "stages", "table", "task", "tensor", "timeline", "training")),
-    *(f"graphplan/cost/measure_{name}.py" for name in ("allowed", "body", "limits", "rebuild")),
-    "graphplan/cost/arrays.py", "graphplan/cost/predict.py", "graphplan/profiled.py",
-)  # fmt: skip
-"""Modules whose lines the fuzzer counts."""
-
-
-class Reader(NamedTuple):
-    """A kind of file: names, seeds, how it is read, and what users do with it."""
-
-    kind: str
-    name: str
-    """Of the file, below a folder."""
-    seeds: tuple[bytes, ...]
-    read: Callable[[Path], object]
-    """Gets the folder that holds the file."""
-    uses: tuple[Callable[[Path], str | None], ...] = ()
-    """The same; each returns what went wrong."""
-    beside: tuple[tuple[str, bytes], ...] = ()
-    """Sound files in the same folder."""
-    share: int = 1
-    """How many mutants of the whole."""
-
-    def place(self, folder: Path, text: bytes) -> None:
-        """Put a file and its neighbours where they are read."""
-        for name, content in (*self.beside, (self.name, text)):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+from tools.attack_kinds import ROOT, Reader
+from tools.attack_runs import list_runs
+from tools.attack_watch import RUNNING, watch
+from tools.workloads.profiled import build_graph, guess_batch_size
+from tools.workloads.workload import MaxLoadWorkload, pose_maxload, read_workload
 
 
 def command(*words: str) -> Callable[[Path], str | None]:
@@ -206,15 +112,17 @@ def read_member(content: bytes, ending: str) -> bytes:
         return archive.read(name)
 
 
-def read_folder(folder: Path) -> None:
-    """Resume: the newest checkpoint, its manifest and all of its tensors."""
-    found = find_checkpoint(folder / "saved")
-    if found is None:
-        raise InvalidFile("There is no checkpoint.", remedy="Train with --save saved.")
-    for verify in (False, True):
-        manifest = read_manifest(found.path, verify=verify)
-        manifest.list_states()
-        read_checkpoint(found.path, manifest, set(manifest.file_by_tensor), verify=verify)
+def load_program(folder: Path) -> str | None:
+    """What `trace` does with a saved program, up to its module."""
+    load_model_file(folder / "model.pt2").build()
+    return None
+
+
+def load_watched(folder: Path) -> str | None:
+    """The same for a program that passed the check: torch runs code then, but no more than that."""
+    with watch(folder, allowed=RUNNING) as seen:
+        load_program(folder)
+    return f"acted: {seen.found[:4]}" if seen.found else None
 
 
 def use_workload(folder: Path) -> str | None:
@@ -225,20 +133,6 @@ def use_workload(folder: Path) -> str | None:
     else:
         build_graph(found, measured_batch_size=guess_batch_size(found))
     return None
-
-
-def read_cache(folder: Path) -> None:
-    """A cache never stops anybody: what cannot be read counts as empty."""
-    cache = ProfileCache("here", folder=folder)
-    cache.find("call")
-    cache.find_host()
-
-
-def describe_status(folder: Path) -> None:
-    """Where a rank was."""
-    found = read_status(folder / "status")
-    if found is not None:
-        found[0].describe(())
 
 
 def list_readers(folder: Path) -> tuple[Reader, ...]:
@@ -256,14 +150,14 @@ def list_readers(folder: Path) -> tuple[Reader, ...]:
         *_list_plans(plans, example.plan, example.timeline),
         *_list_graphs(graph, known),
         *_list_clusters(known),
-        *_list_runs(folder),
+        *list_runs(folder, graph),
         Reader(
             "workload", "workload.json", _list_workloads(),
             lambda folder: read_workload(folder / "workload.json"), (use_workload,),
         ),
         Reader(
             "pt2", "model.pt2", (make_program(),),
-            lambda folder: check_program(folder / "model.pt2"),
+            lambda folder: check_program(folder / "model.pt2"), (load_watched,),
         ),
     )  # fmt: skip
 
@@ -340,43 +234,9 @@ def _list_clusters(known: tuple[str, bytes]) -> tuple[Reader, ...]:
     )  # fmt: skip
 
 
-def _list_runs(folder: Path) -> tuple[Reader, ...]:
-    """What runs leave: checkpoints, failures, where a rank was, and the cache."""
-    tensors = {"w": torch.arange(6.0).reshape(2, 3), "optimizer/step/w": torch.tensor(3)}
-    schedule = {"last_epoch": 3, "_last_lr": [0.1]}
-    saving = SaveFolder(folder / "seeds", rank=0, num_ranks=1, warn=print)
-    saving.write(Manifest(model="0" * 16, step=3, seed=0, scheduler=schedule), tensors)
-    saving.close()
-    seeds = sorted(path for path in (folder / "seeds").rglob("*") if path.is_file())
-    whole = tuple(
-        (f"saved/{path.relative_to(folder / 'seeds')}", path.read_bytes()) for path in seeds
-    )
-    failure = Failure(rank=0, kind="error", place="step 3", message="lost", remedy="Try again.")
-    cached = {"0" * 24: Measurement(forward_s=1e-3)}
-    cache = ProfileCache("here", folder=Path())
-    return (
-        *(Reader(f"checkpoint {Path(name).name}", name, (content,), read_folder,
-                 beside=whole) for name, content in whole),
-        Reader("capture", "captures/small.json", (_make_capture(),),
-               lambda folder: read_noun(folder / "captures/small.json", Entry)),
-        Reader("lock", "lock", (msgspec.json.encode(saving.lock.own),),
-               lambda folder: decode_holder((folder / "lock").read_bytes())),
-        Reader("failure", "failure-0.json", (msgspec.json.encode(failure),), read_failures),
-        Reader("status", "status", (bytes(8 * 5),), describe_status),
-        Reader("cache", cache.path.name, (msgspec.json.encode(cached),), read_cache),
-    )  # fmt: skip
-
-
-def _make_capture() -> bytes:
-    """A kept capture that depends on nothing but one file."""
-    evidence = Evidence(files={"model.py": "0" * 64}, stamps={}, folders={}, names=(), missing=(),
-                        variables={"HOME": None}, arguments=None)  # fmt: skip
-    return encode_noun(Entry(request="{}", evidence=evidence, graph=make_graph()))
-
-
 def _list_workloads() -> tuple[bytes, ...]:
     """The smallest published file of each kind."""
-    folder = ROOT / "profiles" / "workloads"
+    folder = ROOT / "tools" / "workloads"
     kinds: dict[str, list[bytes]] = {}
     for path in folder.glob("*.json"):
         kinds.setdefault(path.name.split("-")[0], []).append(path.read_bytes())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from graphplan.errors import GraphplanError
 from tools.attack import warm_up
-from tools.attack_readers import READING, ROOT, Reader, list_readers
-from tools.attack_watch import watch
+from tools.attack_kinds import READING, ROOT, Reader
+from tools.attack_readers import list_readers
+from tools.attack_watch import RUNNING, watch
 
 CALLS = {
     "open", "fdopen", "read_bytes", "read_text", "read_noun", "decode_noun", "read_header",
@@ -44,8 +47,9 @@ def list_calls(path: Path) -> set[str]:
 
 
 def test_every_module_that_reads_is_listed() -> None:
-    """A new reader must be added to tools/attack_readers.py, where it is attacked."""
-    paths = [*(ROOT / "graphplan").rglob("*.py"), *(ROOT / "runtime").rglob("*.py")]
+    """A new reader must be added to tools/attack_kinds.py, where."""
+    folders = (ROOT / "graphplan", ROOT / "runtime", ROOT / "tools" / "workloads")
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
     calls = {str(path.relative_to(ROOT)): list_calls(path) for path in paths}
     reading = {name: sorted(found) for name, found in calls.items() if found}
     assert {name: found for name, found in reading.items() if name not in READING} == {}
@@ -87,7 +91,22 @@ def test_the_watch_sees_what_it_must(tmp_path: Path) -> None:
 
     with watch(tmp_path) as seen:
         (tmp_path / "inside").write_text("")
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_text("")
+        shutil.rmtree(tmp_path / "folder")
     assert seen.found == []
+    with watch(tmp_path / "elsewhere") as seen:
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_text("")
+        shutil.rmtree(tmp_path / "folder")
+        os.kill(os.getpid(), 0)
+    assert {found.split()[0] for found in seen.found} == {
+        "os.mkdir", "open", "shutil.rmtree", "os.remove", "os.rmdir"
+    }  # fmt: skip
+    with watch(allowed=RUNNING) as seen:
+        eval("1 + 1")
+        (tmp_path / "file").write_text("")
+    assert [found.split()[0] for found in seen.found] == ["open"]
     with watch() as seen:
         eval("1 + 1")
         (tmp_path / "file").write_text("")
