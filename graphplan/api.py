@@ -19,7 +19,7 @@ from graphplan.planner.options import SearchOptions
 
 if TYPE_CHECKING:
     from graphplan.frontend import Captured
-    from graphplan.simulate.explain import Finding
+    from graphplan.report.limits import Finding
 
 
 def capture(module: Any, inputs: Any, *, loss: Any = None, name: str | None = None) -> Captured:
@@ -77,10 +77,15 @@ def whatif(
 
 
 def explain(plan: Plan) -> tuple[Finding, ...]:
-    """What limits a plan, the first thing to fix first."""
-    from graphplan.simulate.explain import explain_timeline
+    """What limits a plan, most telling first: what `graphplan show` and the page say."""
+    from graphplan.report.limits import find_limits
+    from graphplan.report.spans import split_spans
+    from graphplan.report.stagerows import describe_stages
+    from graphplan.report.usage import measure_usage
 
-    return explain_timeline(whatif(plan), plan.prices)
+    timeline = whatif(plan)
+    rows = split_spans(timeline)
+    return find_limits(plan, measure_usage(timeline, rows), describe_stages(plan, timeline, rows))
 
 
 def check(plan: Plan) -> None:

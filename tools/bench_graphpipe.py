@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import math
 import resource
@@ -30,17 +29,11 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import GraphplanError
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Answer, Request
-from graphplan.planner.evaluate import (
-    evaluate_stages,
-    make_confirmer,
-    make_evaluator,
-    make_rehearser,
-)
+from graphplan.planner.contest import Contest, run_through
+from graphplan.planner.judge import evaluate_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
-from graphplan.planner.search import schedule_best
+from graphplan.planner.search import PlanSearch, read_search
 from tools.bench_partition import simulate_sequentially
 from tools.synthetic import describe_mmt, pose_recipe
 
@@ -51,7 +44,6 @@ SEQUENTIAL = ("chain", "downset")
 """Planners whose plans count as sequential."""
 SCALE = ((1000, 64), (2000, 64), (5000, 64), (10000, 64), (10000, 256), (10000, 1024))
 """Ops and devices."""
-SCHEDULE_LIMIT_S = 0.25
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--branches", type=parse_numbers, default=[2, 4, 8, 16])
     parser.add_argument("--models", default=",".join(SAMPLES_PER_GPU))
     parser.add_argument("--shrink", type=int, default=1, help="divides the samples per GPU")
-    parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each planner")
+    parser.add_argument("--effort", type=float, default=1.0, help="seconds for each planner")
     parser.add_argument("--scale", type=parse_points, default=SCALE, help="ops x devices, …")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
@@ -103,7 +95,7 @@ def run_models(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             options = SearchOptions(batch_size=batch_size)
             problem = pose_problem(graph, find_cluster("summit", gpus=gpus), options)
             point = {"model": name, "gpus": gpus, "batch_size": batch_size}
-            yield from compare(point, problem, args.time_limit)
+            yield from compare(point, problem, args.effort)
 
 
 def run_branches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -113,14 +105,12 @@ def run_branches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         batch_size = 256 // args.shrink
         problem = pose_recipe(recipe, find_cluster("summit", gpus=32), batch_size=batch_size)
         point = {"branches": branches, "gpus": 32, "batch_size": batch_size}
-        yield from compare(point, problem, args.time_limit)
+        yield from compare(point, problem, args.effort)
 
 
-def compare(
-    point: dict[str, Any], problem: Problem, time_limit_s: float
-) -> Iterator[dict[str, Any]]:
+def compare(point: dict[str, Any], problem: Problem, effort: float) -> Iterator[dict[str, Any]]:
     """One row a planner, with its throughput over that of the best sequential plan."""
-    rows = [point | measure(problem, solver, time_limit_s) for solver in SOLVERS]
+    rows = [point | measure(problem, solver, effort) for solver in SOLVERS]
     plans = [row for row in rows if row["solver"] in SEQUENTIAL and row["step_s"] is not None]
     for row in rows:
         if row["step_s"] is not None and plans:
@@ -131,61 +121,58 @@ def compare(
         yield row
 
 
-def measure(problem: Problem, solver: str, time_limit_s: float) -> dict[str, Any]:
+def measure(problem: Problem, solver: str, effort: float) -> dict[str, Any]:
     """Solve, schedule and simulate; the seconds are the planner's own."""
     cost = CostModel(problem)
     row: dict[str, Any] = {"solver": solver, "step_s": None, "sequential_s": None}
     started, cpu = time.perf_counter(), time.process_time()
-    request = Request(
-        evaluate=make_evaluator(cost),
-        confirm=make_confirmer(cost),
-        rehearse=make_rehearser(cost),
-        time_limit_s=time_limit_s,
-    )
+    search = PlanSearch(cost, SearchOptions(planner=solver, effort=effort, baselines=False))
     try:
-        answer = solve_problem(problem, solver, request)
+        ready = search.finish(read_search(search.run(), None))
     except GraphplanError as error:
         return row | {"note": type(error).__name__}
     row["seconds"] = time.perf_counter() - started
     row["cpu_seconds"] = time.process_time() - cpu
-    row |= simulate(cost, answer)
-    if solver == "chain":
-        row["published_s"] = plan_as_published(problem, solver, time_limit_s)
-    row["samples_per_s"] = problem.training.batch_size / row["step_s"]
-    row["stages"] = len(answer.stages.stages)
-    row["depth"] = max(answer.stages.heights) + 1
-    return row
-
-
-def simulate(cost: CostModel, answer: Answer) -> dict[str, float]:
-    """Steps of the answer or its best alternative, with true and with artificial dependencies."""
-    graphs = (answer.stages, *answer.alternatives)
-    limit_s = SCHEDULE_LIMIT_S * len(graphs)
-    _, ready = schedule_best(cost, answer, SearchOptions(), time_limit_s=limit_s)
-    return {
-        "evaluated_s": answer.step_s,
-        "bound_s": answer.bound.step_s,
+    row |= {
+        "bound_s": search.contest.bound.step_s,
         "step_s": ready.prediction.step_s,
         "sequential_s": simulate_sequentially(ready.priced, "auto"),
     }
+    if solver == "chain":
+        row["published_s"] = plan_as_published(problem, solver, effort)
+    row["samples_per_s"] = problem.training.batch_size / row["step_s"]
+    row["stages"] = len(search.stages.stages)
+    row["depth"] = max(search.stages.heights) + 1
+    return row
 
 
-def plan_as_published(problem: Problem, solver: str, time_limit_s: float) -> float | None:
+def plan_as_published(problem: Problem, solver: str, effort: float) -> float | None:
     """Step seconds of a sequential planner as published: the least bottleneck for every micro-batch
     size, run in 1F1B with every stage after the one before it; the best size counts."""
     steps = []
     for size in problem.micro_batch_sizes:
         only = dataclasses.replace(problem, micro_batch_sizes=(size,))
         cost = CostModel(only)
-        request = Request(
-            evaluate=functools.partial(measure_bottleneck, cost), time_limit_s=time_limit_s
-        )
-        try:
-            answer = solve_problem(only, solver, request)
-            steps.append(simulate_sequentially(cost.price_stages(answer.stages), "1f1b"))
-        except GraphplanError:
-            continue
+        options = SearchOptions(planner=solver, effort=effort)
+        contest = Contest(cost, options, judge=Bottleneck(cost))
+        run_through(contest.ask(solver))
+        best = contest.merge().best
+        if best is not None:
+            steps.append(simulate_sequentially(cost.price_stages(best), "1f1b"))
     return min(steps, default=None)
+
+
+class Bottleneck:
+    """Judges by the slowest stage or transfer, as the published planners do."""
+
+    is_step, searched = False, False
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    def judge(self, stages: StageGraph) -> float:
+        """Seconds of a batch on it."""
+        return measure_bottleneck(self.cost, stages)
 
 
 def measure_bottleneck(cost: CostModel, stages: StageGraph) -> float:
@@ -215,12 +202,10 @@ def run_scale(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         problem = pose_recipe(recipe, cluster, batch_size=2 * devices)
         row: dict[str, Any] = {"ops": problem.num_nodes, "devices": devices}
         started, cpu = time.perf_counter(), time.process_time()
-        request = Request(evaluate=make_evaluator(CostModel(problem)), time_limit_s=args.time_limit)
-        try:
-            answer = solve_problem(problem, "graph", request)
-            row |= {"evaluated_s": answer.step_s, "gap": answer.gap}
-        except GraphplanError as error:
-            row["note"] = type(error).__name__
+        contest = Contest(CostModel(problem), SearchOptions(planner="graph", effort=args.effort))
+        run_through(contest.ask("graph"))
+        step_s = contest.merge().step_s
+        row |= {"judged_s": step_s, "gap": step_s / contest.bound.step_s - 1}
         row["seconds"] = time.perf_counter() - started
         row["cpu_seconds"] = time.process_time() - cpu
         row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

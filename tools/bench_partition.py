@@ -1,6 +1,6 @@
 """Every workload of a folder, every planner, every number of devices: values, bounds, seconds.
 
-    python tools/bench_partition.py profiles/workloads --devices 4,8 --solvers auto,downset,ilp \\
+    python -m tools.bench_partition tools/workloads --devices 4,8 --solvers auto,downset,ilp \\
         --time-limit 10 --json rows.json
 
 Reads `graphplan/maxload-workload` files (value: the largest load), `graphplan/profiled-workload`
@@ -30,26 +30,24 @@ from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
 from graphplan.errors import CheckFailed, GraphplanError, InvalidFile
 from graphplan.files import read_bytes, read_header, read_noun
-from graphplan.nouns.maxload import PartsAnswer
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.table import ProfileTable
-from graphplan.partition import SOLVERS, solve_problem
-from graphplan.partition.answer import Answer, Request
+from graphplan.partition.maxload.maxload import PartsAnswer
 from graphplan.planner.collect import collect_plan, schedule_prices
-from graphplan.planner.evaluate import make_confirmer, make_evaluator, make_rehearser
-from graphplan.planner.options import SearchOptions
+from graphplan.planner.options import PLANNER_NAMES, SearchOptions
 from graphplan.planner.pose import pose_problem
-from graphplan.planner.search import schedule_best
+from graphplan.planner.search import PlanSearch, read_search
 from graphplan.planner.sequential import chain_stages
-from graphplan.profiled import build_graph, build_table, guess_batch_size
-from graphplan.referee import check_parts
-from graphplan.workloads import MaxLoadWorkload, ProfiledWorkload, pose_maxload, read_workload
+from tools.maxload.referee import check_parts
+from tools.workloads.profiled import build_graph, build_table, guess_batch_size
+from tools.workloads.workload import MaxLoadWorkload, ProfiledWorkload, pose_maxload, read_workload
 
 MAXLOAD_SOLVERS = ("auto", "downset", "ilp", "ilp-cbc")
 SEQUENTIAL = ":sequential"
-SCHEDULE_LIMIT_S = 0.25
-"""Time for the order of the tasks of an answer, and of each of its alternatives."""
+SCHEDULE_EFFORT = 0.25
+"""Counted work for the order of the tasks of a sequential pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +58,7 @@ class Job:
     devices: int
     solver: str
     time_limit_s: float
+    effort: float
     seed: int
     cluster: str
     batch_per_device: int
@@ -89,7 +88,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=parse_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--solvers", type=lambda text: text.split(","), default=["auto"])
-    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each row")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds of max-load rows")
+    parser.add_argument("--effort", type=float, default=1.0, help="counted work of a plan")
     parser.add_argument("--match", default="", help="only files whose name contains this")
     parser.add_argument("--cluster", default="summit")
     parser.add_argument("--batch-per-device", type=int, default=64)
@@ -99,8 +99,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     for name in args.solvers:
-        if name.removesuffix(SEQUENTIAL) not in {*SOLVERS, *MAXLOAD_SOLVERS}:
-            parser.error(f"unknown solver {name!r}; known: {', '.join([*SOLVERS, 'ilp-cbc'])}")
+        if name.removesuffix(SEQUENTIAL) not in {*PLANNER_NAMES, *MAXLOAD_SOLVERS}:
+            parser.error(
+                f"unknown solver {name!r}; known: {', '.join([*PLANNER_NAMES, 'ilp-cbc'])}"
+            )
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is not a folder")
     return args
@@ -122,13 +124,14 @@ def list_jobs(args: argparse.Namespace) -> Iterator[Job]:
                 is_load = kind == "graphplan/maxload-workload"
                 if is_load and solver not in MAXLOAD_SOLVERS:
                     continue
-                if not is_load and solver.removesuffix(SEQUENTIAL) not in SOLVERS:
+                if not is_load and solver.removesuffix(SEQUENTIAL) not in PLANNER_NAMES:
                     continue
                 yield Job(
                     path=path,
                     devices=devices,
                     solver=solver,
                     time_limit_s=args.time_limit,
+                    effort=args.effort,
                     seed=args.seed,
                     cluster=args.cluster,
                     batch_per_device=args.batch_per_device,
@@ -217,14 +220,12 @@ def run_maxload(job: Job) -> dict[str, Any]:
 
 def solve_load(job: Job, problem: Any) -> PartsAnswer:
     """The answer of one of the max-load solvers."""
-    from graphplan.partition import downset, ilp
-    from graphplan.partition.maxload import default
+    from graphplan.partition import ilp
+    from tools.maxload import cbc, default, downset
 
     options: dict[str, Any] = {"time_limit_s": job.time_limit_s, "seed": job.seed}
-    if job.solver == "ilp-cbc":
-        return ilp.solve_maxload(problem, backend="cbc", **options)
-    module: Any = {"auto": default, "downset": downset, "ilp": ilp}[job.solver]
-    answer: PartsAnswer = module.solve_maxload(problem, **options)
+    modules: dict[str, Any] = {"auto": default, "downset": downset, "ilp": ilp, "ilp-cbc": cbc}
+    answer: PartsAnswer = modules[job.solver].solve_maxload(problem, **options)
     return answer
 
 
@@ -240,25 +241,20 @@ def run_plan(job: Job) -> dict[str, Any]:
         planner=planner,
         schedule=job.schedule,
         optimizer=job.optimizer,
-        time_limit_s=job.time_limit_s,
+        effort=job.effort,
         seed=job.seed,
         baselines=False,
     )
     graph, tables = read_graph(job.path, cluster.types)
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
     clock = Clock()
-    request = Request(
-        evaluate=make_evaluator(cost),
-        confirm=make_confirmer(cost),
-        rehearse=make_rehearser(cost),
-        time_limit_s=job.time_limit_s,
-        seed=job.seed,
-    )
-    answer = solve_problem(cost.problem, planner, request)
+    search = PlanSearch(cost, options)
+    ready = search.finish(read_search(search.run(), None))
     spent = clock.read()
-    limit_s = SCHEDULE_LIMIT_S * (1 + len(answer.alternatives))
-    answer, ready = schedule_best(cost, answer, options, time_limit_s=limit_s)
-    plan = collect_plan(graph, cost, answer, ready, options, baselines={}, costs="measured")
+    bound = search.contest.bound
+    plan = collect_plan(
+        graph, cost, search.stages, ready, options, bound=bound, baselines={}, costs="measured"
+    )
     value_s = plan.prediction.step_s
     if job.solver.endswith(SEQUENTIAL):
         value_s = simulate_sequentially(ready.priced, job.schedule)
@@ -267,7 +263,7 @@ def run_plan(job: Job) -> dict[str, Any]:
         "bound_s": plan.bound.step_s,
         **spent,
         "verdict": "legal",
-        "note": describe_answer(answer),
+        "note": describe_stages(search.stages),
     }
 
 
@@ -291,20 +287,19 @@ def read_graph(path: Path, types: Sequence[Any]) -> tuple[OpGraph, dict[str, Pro
 def simulate_sequentially(priced: PricedStages, schedule: str) -> float:
     """Step seconds when every stage also waits for the one before it."""
     chained = chain_stages(priced)
-    ready = schedule_prices(chained, schedule=schedule, time_limit_s=SCHEDULE_LIMIT_S)
+    ready = schedule_prices(chained, schedule=schedule, effort=SCHEDULE_EFFORT)
     return ready.prediction.step_s
 
 
-def describe_answer(answer: Answer) -> str:
-    """Stages as replicas x micro-batch size, then the planner's own note."""
-    stages = answer.stages.stages
-    depth = max(answer.stages.heights) + 1
+def describe_stages(graph: StageGraph) -> str:
+    """Stages as replicas x micro-batch size."""
+    stages = graph.stages
+    depth = max(graph.heights) + 1
     widths = " ".join(
         f"{len(s.devices)}x{s.micro_batch_size}{'r' if s.recompute else ''}" for s in stages[:12]
     )
     more = " ..." if len(stages) > 12 else ""
-    note = f"; {answer.note}" if answer.note else ""
-    return f"{len(stages)} stages, depth {depth}: {widths}{more}{note}"
+    return f"{len(stages)} stages, depth {depth}: {widths}{more}"
 
 
 # -- output ----------------------------------------------------------------------------------------

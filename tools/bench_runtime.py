@@ -231,7 +231,7 @@ def chain_plan(plan: Plan) -> Plan:
     Published sequential planners do so; the added dependencies carry no bytes and take no time.
     """
     chained = chain_stages(plan.prices)
-    ready = schedule_prices(chained, plan.policy, time_limit_s=1.0)
+    ready = schedule_prices(chained, plan.policy, effort=1.0)
     return msgspec.structs.replace(
         plan,
         prices=chained,

@@ -205,9 +205,9 @@ def measure_instance(instance: Instance, *, time_limit_s: float) -> Row:
     """Run every schedule on one instance."""
     priced = instance.priced
     begin = time.perf_counter()
-    auto = build_schedule(priced, time_limit_s=time_limit_s)
+    auto = build_schedule(priced, effort=time_limit_s)
     seconds = time.perf_counter() - begin
-    whole = build_schedule(priced, time_limit_s=time_limit_s, allow_split=False)
+    whole = build_schedule(priced, effort=time_limit_s, allow_split=False)
     step_s: dict[str, float] = {}
     fits: dict[str, bool] = {}
     builders = SHARED if instance.stages_per_device > 1 else ALONE

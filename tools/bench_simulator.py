@@ -1,4 +1,4 @@
-"""Measure the simulator: events a second and memory, for both engines, on 1F1B chains.
+"""Measure the simulator: events a second and memory, plain and compiled, on 1F1B chains.
 
     python tools/bench_simulator.py --json out.json
 
@@ -17,6 +17,7 @@ import itertools
 import json
 import multiprocessing
 import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from graphplan.nouns.prices import Message, PricedStages, StagePrice, TransferPr
 from graphplan.nouns.schedule import Program, parse_program
 from graphplan.nouns.task import Instruction, Task, Transfer
 from graphplan.referee import check_program
-from graphplan.simulate.choose import Engine, run_compiled
+from graphplan.simulate import run
 from graphplan.simulate.compile import compile_program
 from graphplan.simulate.engine import predict_step, simulate_program
 
@@ -118,21 +119,19 @@ def receive(task: Task, num_stages: int) -> list[Transfer]:
     return [Transfer(other, task.stage, "F" if kind == "F" else "B", task.micro_batch)]
 
 
-def measure_row(
-    num_stages: int, num_micro_batches: int, scope: str, engine: Engine
-) -> dict[str, Any]:
+def measure_row(num_stages: int, num_micro_batches: int, scope: str, engine: str) -> dict[str, Any]:
     """One row: the best of several runs for small programs, one run of large ones."""
     priced = make_prices(num_stages, num_micro_batches, scope=scope)
     program = make_program(num_stages, num_micro_batches)
-    if engine == "numba":  # compile the engine itself before measuring
-        predict_step(make_prices(2, 2, scope=scope), make_program(2, 2), engine=engine)
-    num_tasks, num_messages, seconds, free_s = measure_engine(priced, program, engine)
+    run.WORTH_COMPILING = 0 if engine == "compiled" else sys.maxsize
+    predict_step(make_prices(2, 2, scope=scope), make_program(2, 2))  # compiles the loop itself
+    num_tasks, num_messages, seconds = measure_engine(priced, program)
     events = num_tasks + num_messages
     repeats = count_repeats(events)
     compile_s = measure(lambda: compile_program(priced, program), repeats)
-    predict_s = measure(lambda: predict_step(priced, program, engine=engine), repeats)
+    predict_s = measure(lambda: predict_step(priced, program), repeats)
     light_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    timeline_s = measure(lambda: simulate_program(priced, program, engine=engine), repeats)
+    timeline_s = measure(lambda: simulate_program(priced, program), repeats)
     return {
         "engine": engine,
         "channels": scope,
@@ -144,7 +143,6 @@ def measure_row(
         "tasks_per_s": num_tasks / seconds,
         "events_per_s": events / seconds,
         "compile_s": compile_s,
-        "contention_free_s": free_s,
         "predict_s": predict_s,
         "predict_events_per_s": events / predict_s,
         "timeline_s": timeline_s,
@@ -154,16 +152,13 @@ def measure_row(
     }
 
 
-def measure_engine(
-    priced: PricedStages, program: Program, engine: Engine
-) -> tuple[int, int, float, float]:
-    """Tasks, messages, and the seconds of the event loop with and without contention."""
+def measure_engine(priced: PricedStages, program: Program) -> tuple[int, int, float]:
+    """Tasks, messages, and the seconds of the event loop."""
     compiled = compile_program(priced, program)
     num_tasks, num_messages = len(compiled.tasks.stage), len(compiled.messages.wire)
     repeats = count_repeats(num_tasks + num_messages)
-    seconds = measure(lambda: run_compiled(compiled, engine=engine), repeats)
-    free_s = measure(lambda: run_compiled(compiled, engine=engine, contention=False), repeats)
-    return num_tasks, num_messages, seconds, free_s
+    seconds = measure(lambda: run.run_compiled(compiled), repeats)
+    return num_tasks, num_messages, seconds
 
 
 def count_repeats(events: int) -> int:
@@ -212,11 +207,11 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure every size with both engines and print the table."""
+    """Measure every size plain and compiled and print the table."""
     parser = argparse.ArgumentParser(description="Measure the simulator on 1F1B chains.")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--small", action="store_true", help="sizes up to 64 stages only")
-    parser.add_argument("--engine", choices=["python", "numba"], help="this engine only")
+    parser.add_argument("--engine", choices=["plain", "compiled"], help="this form only")
     parser.add_argument("--referee", action="store_true", help="measure the referee instead")
     options = parser.parse_args()
     rows = [measure_referee(1024, 49)] if options.referee else measure_all(options)
@@ -229,7 +224,7 @@ def main() -> None:
 def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every row in a process of its own."""
     sizes = [size for size in SIZES if size[0] <= 64 or not options.small]
-    engines = [options.engine] if options.engine else ["python", "numba"]
+    engines = [options.engine] if options.engine else ["plain", "compiled"]
     print(
         "| stages x micro-batches | channels | events | engine | loop | predict | timeline | GB |"
     )

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from graphplan.files import write_noun
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad
-from graphplan.workloads import MaxLoadOp, MaxLoadTensor, MaxLoadWorkload
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad
 from tools.synthetic import Recipe
+from tools.workloads.workload import MaxLoadOp, MaxLoadTensor, MaxLoadWorkload
 
 TENSOR_SHARES = {"light": 0.1, "heavy": 1.0}
 """Seconds of all tensors over those of all ops."""

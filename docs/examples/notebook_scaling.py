@@ -43,7 +43,7 @@ plans = {
     gpus: gp.search(
         captured,
         gp.cluster("summit", gpus=gpus),
-        gp.SearchOptions(batch_size=128 * gpus, time_limit_s=2),
+        gp.SearchOptions(batch_size=128 * gpus, effort=0.5),
     )
     for gpus in sizes
 }

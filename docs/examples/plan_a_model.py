@@ -33,7 +33,7 @@ with torch.device("meta"):  # no memory is needed to plan
     model = TwoTowers()
 
 captured = gp.capture(model, make_inputs, loss=lambda output, _: output.square().mean())
-options = gp.SearchOptions(batch_size=1024, time_limit_s=3)
+options = gp.SearchOptions(batch_size=1024, effort=0.5)
 plan = gp.search(captured, gp.cluster("summit", gpus=4), options)
 
 print(f"{len(plan.stages.stages)} stages, {plan.prediction.step_s * 1e3:.2f} ms a step")
@@ -41,7 +41,7 @@ print(f"no plan is faster than {plan.bound.step_s * 1e3:.2f} ms: {plan.bound.pro
 for name, step_s in plan.baselines.items():
     print(f"{step_s / plan.prediction.step_s:.2f}x over {name}")
 for finding in gp.explain(plan)[:3]:
-    print(finding.message)
+    print(f"{finding.title}. {finding.text}")
 
 gp.check(plan)  # raises if any rule is broken
 gp.save(plan, "plan.json")

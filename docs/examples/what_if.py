@@ -16,7 +16,7 @@ captured = gp.capture(
     loss=lambda output, _: output.square().mean(),
 )
 summit = gp.cluster("summit", gpus=4)
-options = gp.SearchOptions(batch_size=512, planner="chain", time_limit_s=2)
+options = gp.SearchOptions(batch_size=512, planner="chain", effort=0.5)
 plan = gp.search(captured, summit, options)
 print(f"as planned: {plan.prediction.step_s * 1e3:.2f} ms")
 

@@ -28,7 +28,7 @@ from graphplan.cli.options import (
 @click.option("--planner", multiple=True, help="Only these planners.")
 @click.option("--schedule", multiple=True, help="Only these schedules.")
 @click.option("--costs", default="estimate", show_default=True, help=COSTS_HELP)
-@click.option("--time-limit", default=5.0, show_default=True, help="Seconds for each planner.")
+@click.option("--effort", default=1.0, show_default=True, help="Counted work of each planner.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of rows.")
 def command(
     model: str,
@@ -41,7 +41,7 @@ def command(
     planner: tuple[str, ...],
     schedule: tuple[str, ...],
     costs: str,
-    time_limit: float,
+    effort: float,
     as_json: bool,
 ) -> None:
     """Plan MODEL with every planner, and run the best cut under every schedule."""
@@ -50,7 +50,7 @@ def command(
 
     park = load_cluster(cluster, gpus, memory)
     graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
-    options = SearchOptions(batch_size=batch, time_limit_s=time_limit)
+    options = SearchOptions(batch_size=batch, effort=effort)
     rows = compare_planners(
         graph,
         park,

@@ -24,8 +24,8 @@ from graphplan.cli.options import (
 from graphplan.files import write_noun
 
 if TYPE_CHECKING:
-    from graphplan.partition.answer import Progress
     from graphplan.planner.options import SearchOptions
+    from graphplan.planner.search import Progress, Watch
 
 
 @click.command(
@@ -77,7 +77,17 @@ if TYPE_CHECKING:
 )
 @click.option("--mixed", is_flag=True, help="Keep fp32 master weights beside 16-bit ones.")
 @click.option("--no-recompute", is_flag=True, help="Never recompute activations.")
-@click.option("--time-limit", default=5.0, show_default=True, help="Seconds of search.")
+@click.option(
+    "--effort",
+    default=1.0,
+    show_default=True,
+    help="Counted work of the search; 4 means about four times as much.",
+)
+@click.option(
+    "--time-limit",
+    type=float,
+    help="A guard: end the search after so many seconds. The plan then depends on the clock.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the search.")
 @click.option("--pin", multiple=True, metavar="MODULE=DEVICE", help="Place a module; repeatable.")
 @click.option(
@@ -109,8 +119,8 @@ def command(
     from graphplan.planner.search import search_plan
 
     before = time.perf_counter()
-    with show_progress(quiet=quiet or as_json) as progress:
-        plan = search_plan(graph, park, options, tables=tables, progress=progress)
+    with show_progress(quiet=quiet or as_json) as watch:
+        plan = search_plan(graph, park, options, tables=tables, watch=watch)
     now = time.perf_counter()
     write_noun(plan, output)
     if as_json:
@@ -139,7 +149,7 @@ def read_options(
     micro_batch: tuple[int, ...],
     no_recompute: bool,
     no_baselines: bool,
-    time_limit: float,
+    time_limit: float | None,
     pin: tuple[str, ...],
     **same: Any,
 ) -> SearchOptions:
@@ -158,18 +168,26 @@ def read_options(
 
 
 @contextmanager
-def show_progress(*, quiet: bool) -> Iterator[Progress | None]:
-    """A line with the best plan and the gap so far, on terminals only."""
+def show_progress(*, quiet: bool) -> Iterator[Watch | None]:
+    """A bar with the phase, the best step and the gap so far, on terminals only."""
     from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
         return
-    with console.status("searching …") as status:
+    columns = TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.fields[best]}")
+    with Bars(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("posing", total=1.0, best="")
 
-        def update(step_s: float, bound_s: float) -> None:
-            gap = f", gap {step_s / bound_s - 1:.1%}" if bound_s else ""
-            status.update(f"searching … best {step_s * 1e3:.2f} ms{gap}")
+        def update(progress: Progress) -> None:
+            best = ""
+            if progress.step_s < float("inf"):
+                best = f"best {progress.step_s * 1e3:.2f} ms"
+                if progress.bound_s:
+                    best += f", gap {progress.step_s / progress.bound_s - 1:.1%}"
+            bars.update(bar, completed=progress.share, description=progress.phase, best=best)
 
         yield update

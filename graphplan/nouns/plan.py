@@ -95,6 +95,10 @@ class Certainty(Noun, frozen=True, kw_only=True):
     """What was trained on what, and what was guessed."""
 
 
+Ended = Literal["", "clock", "user"]
+"""Who ended a search before its effort was spent, if anybody did."""
+
+
 class Provenance(Noun, frozen=True, kw_only=True):
     """How the plan was made. Wall-clock times are left out: same input, same bytes."""
 
@@ -103,6 +107,9 @@ class Provenance(Noun, frozen=True, kw_only=True):
     schedule: str
     costs: str
     seed: int
+    effort: float = 1.0
+    """Counted work of the search, relative to the default."""
+    ended: Ended = ""
     options: dict[str, str] = {}
     certainty: Certainty | None = None
     """With learned costs only."""

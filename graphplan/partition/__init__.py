@@ -1,6 +1,7 @@
-"""Partition: solvers that cut a problem's graph into a graph of stages, with a lower bound.
+"""Partition: planners that propose cuts of a problem's graph into a graph of stages.
 
-Every solver is a module with `solve(problem, request) -> Answer`; it is imported when asked for.
+Every planner is a module with `propose(cost, wish) -> Proposals`; it is imported when asked for.
+None of them calls another one, or judges; the search does (planner/search.py).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING
 from graphplan.errors import UnknownName
 
 if TYPE_CHECKING:
-    from graphplan.nouns.problem import Problem
-    from graphplan.partition.answer import Answer, Request
+    from graphplan.cost.model import CostModel
+    from graphplan.partition.proposal import Proposals, Wish
 
-SOLVERS: dict[str, str] = {
+PLANNERS: dict[str, str] = {
     "data-parallel": "graphplan.partition.dataparallel",
     "equal": "graphplan.partition.equal",
     "chain": "graphplan.partition.chain",
@@ -22,16 +23,15 @@ SOLVERS: dict[str, str] = {
     "downset": "graphplan.partition.downset",
     "ilp": "graphplan.partition.ilp",
     "graphpipe": "graphplan.partition.graphpipe",
+    "towers": "graphplan.partition.towers",
     "graph": "graphplan.partition.graph",
-    "auto": "graphplan.partition.auto",
 }
-"""Module of each solver by its name."""
+"""Module of each planner by its name."""
 
 
-def solve_problem(problem: Problem, name: str, request: Request) -> Answer:
-    """The answer of the solver with this name, asked once for a request."""
-    if name not in SOLVERS:
-        raise UnknownName("planner", name, SOLVERS)
-    if name not in request.known:
-        request.known[name] = importlib.import_module(SOLVERS[name]).solve(problem, request)
-    return request.known[name]
+def propose_drafts(cost: CostModel, name: str, wish: Wish) -> Proposals:
+    """The proposals of the planner with this name."""
+    if name not in PLANNERS:
+        raise UnknownName("planner", name, PLANNERS)
+    proposals: Proposals = importlib.import_module(PLANNERS[name]).propose(cost, wish)
+    return proposals

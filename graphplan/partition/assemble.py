@@ -21,6 +21,10 @@ class Part(Noun, frozen=True, kw_only=True):
     recompute: bool = False
 
 
+Draft = tuple[Part, ...]
+"""A stage graph in the making: parts that cover all nodes, in any order."""
+
+
 def assemble_stages(problem: Problem, parts: Sequence[Part]) -> StageGraph:
     """The stage graph of a cover of all nodes by parts with an acyclic quotient."""
     part_of = {node: p for p, part in enumerate(parts) for node in part.nodes}

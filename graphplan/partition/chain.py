@@ -10,7 +10,7 @@ Where it differs: the samples that a replica sees are priced as such instead of 
 replicas, and memory is part of the search. For a target time t, a dynamic program from the end of
 the order finds the *fewest stages* for every (first block, devices left): fewer stages downstream
 mean fewer micro-batches in flight, so that one value is enough (the argument of GraphPipe). The
-smallest t is found by bisection, for every micro-batch size and several orders; the evaluated step
+smallest t is found by bisection, for every micro-batch size and several orders; the judged step
 time decides between them.
 """
 
@@ -20,11 +20,10 @@ import itertools
 
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition.answer import Answer, Request
-from graphplan.partition.choose import Chooser
 from graphplan.partition.dag.linear import list_problem_orders, make_blocks, weigh_flows
 from graphplan.partition.pipelines.intervals import Intervals
 from graphplan.partition.pipelines.sweep import sweep_settings
+from graphplan.partition.proposal import Proposals, Wish
 
 COARSE_BLOCKS, FINE_BLOCKS, MOST_BLOCKS = 48, 128, 400
 BLOCKS_PER_STAGE = 3
@@ -32,25 +31,25 @@ BLOCKS_PER_STAGE = 3
 NUM_ORDERS = 3
 
 
-def solve(problem: Problem, request: Request) -> Answer:
-    """The best chain over all micro-batch sizes, levels of replication and orders."""
-    chooser = Chooser(problem, request, solver="chain")
-    with chooser.keep_best():
-        needed = min(BLOCKS_PER_STAGE * _count_stages(problem), MOST_BLOCKS)
-        coarse = make_intervals(problem, num_orders=1, max_blocks=max(COARSE_BLOCKS, needed))
-        fine = make_intervals(
-            problem,
-            num_orders=NUM_ORDERS,
-            max_blocks=max(FINE_BLOCKS, min(2 * needed, MOST_BLOCKS)),
-        )
-        sweep_settings(chooser, coarse[0], fine)
-    return chooser.make_answer()
+def propose(cost: CostModel, wish: Wish) -> Proposals:
+    """Chains over all micro-batch sizes, levels of replication and orders."""
+    problem = cost.problem
+    needed = min(BLOCKS_PER_STAGE * _count_stages(cost), MOST_BLOCKS)
+    coarse = make_intervals(problem, num_orders=1, max_blocks=max(COARSE_BLOCKS, needed))
+    fine = make_intervals(
+        problem,
+        num_orders=NUM_ORDERS,
+        max_blocks=max(FINE_BLOCKS, min(2 * needed, MOST_BLOCKS)),
+    )
+    yield from sweep_settings(cost, wish, coarse[0], fine)
+    return ""
 
 
-def _count_stages(problem: Problem) -> int:
+def _count_stages(cost: CostModel) -> int:
     """Stages that the weights alone make necessary."""
+    problem = cost.problem
     nodes = range(problem.num_nodes)
-    held = CostModel(problem).stage_memory(nodes, problem.sample_sizes[0]).fixed
+    held = cost.stage_memory(nodes, problem.sample_sizes[0]).fixed
     return -(-held // max(device.memory_bytes for device in problem.cluster.devices))
 
 

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from functools import lru_cache
 
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
-from graphplan.partition.choose import Chooser
+from graphplan.partition.proposal import Proposals, Wish, offer_parts
+
+MAX_GROUPS = 48
+"""Numbers of replicas that are tried, the largest first."""
 
 
-def solve(problem: Problem, request: Request) -> Answer:
-    """The best number of replicas and micro-batch size; all devices first."""
-    chooser = Chooser(problem, request, solver="data-parallel")
+def propose(cost: CostModel, wish: Wish) -> Proposals:
+    """Every number of replicas and micro-batch size; all devices first."""
+    problem = cost.problem
     nodes = tuple(range(problem.num_nodes))
-    with chooser.keep_best():
-        for devices in list_device_groups(problem):
-            for size in problem.micro_batch_sizes:
-                samples, rest = divmod(size, len(devices))
-                if not rest and _fits_somewhere(chooser.model, samples):
-                    chooser.offer([Part(nodes=nodes, devices=devices, micro_batch_size=size)])
-            if chooser.is_late():
-                break
-    return chooser.make_answer()
+    fitting = {samples for samples in problem.sample_sizes if _fits_somewhere(cost, samples)}
+    groups = itertools.islice(list_device_groups(problem), wish.scale(MAX_GROUPS))
+    for devices, size in itertools.product(groups, problem.micro_batch_sizes):
+        samples, rest = divmod(size, len(devices))
+        if not rest and samples in fitting:
+            part = Part(nodes=nodes, devices=devices, micro_batch_size=size)
+            yield from offer_parts(cost, [part])
+    return ""
 
 
-@lru_cache(maxsize=256)
-def _fits_somewhere(model: CostModel, samples: int) -> bool:
+def _fits_somewhere(cost: CostModel, samples: int) -> bool:
     """Whether the largest device holds everything, with one micro-batch in flight."""
-    problem = model.problem
-    if samples not in problem.size_index:
-        return False
+    problem = cost.problem
     most = max(device.memory_bytes for device in problem.cluster.devices)
     nodes = range(problem.num_nodes)
     return any(
-        model.stage_memory(nodes, samples, recompute=recompute).total(1) <= most
+        cost.stage_memory(nodes, samples, recompute=recompute).total(1) <= most
         for recompute in {False, problem.allow_recompute}
     )
 

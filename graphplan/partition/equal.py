@@ -11,24 +11,23 @@ from collections.abc import Iterator, Sequence
 
 import numpy
 
+from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Floats, Problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
-from graphplan.partition.choose import Chooser
+from graphplan.partition.proposal import Proposals, Wish, offer_parts
+
+MAX_SHAPES = 60
+"""Shapes that are tried, those that promise most first."""
 
 
-def solve(problem: Problem, request: Request) -> Answer:
-    """The best equal split; shapes that promise most are tried first."""
-    chooser = Chooser(problem, request, solver="equal")
-    with chooser.keep_best():
-        ways = (_sum_work(problem), numpy.ones(problem.num_nodes))
-        for (_, size, depth, width), weights in itertools.product(
-            sorted(_list_shapes(problem)), ways
-        ):
-            chooser.offer(_cut_evenly(weights, size, depth, width))
-            if chooser.is_late():
-                break
-    return chooser.make_answer()
+def propose(cost: CostModel, wish: Wish) -> Proposals:
+    """Equal splits; shapes that promise most are tried first."""
+    problem = cost.problem
+    ways = (_sum_work(problem), numpy.ones(problem.num_nodes))
+    shapes = sorted(_list_shapes(problem))[: wish.scale(MAX_SHAPES)]
+    for (_, size, depth, width), weights in itertools.product(shapes, ways):
+        yield from offer_parts(cost, _cut_evenly(weights, size, depth, width))
+    return ""
 
 
 def _list_shapes(problem: Problem) -> Iterator[tuple[float, int, int, int]]:

@@ -4,7 +4,7 @@ A binary search on the time per sample of the slowest stage; for each target the
 minflight.py over the series-parallel decomposition, with memory by in-flight samples. Stages are
 replicated, branches stay whole or are cut on their own, one stage a device group; no warm-up, no
 latency, no topology, no recomputation. The search runs for every single micro-batch size and once
-for all sizes together; the evaluated step time decides between these.
+for all sizes together; the judged step time decides between these.
 
 Where the paper says nothing: modules that are not series-parallel are cut as the chain of their
 parts. Trivial nodes are folded into their neighbours first, and trivial joins and forks (such as
@@ -13,16 +13,15 @@ the concat of the paper's models) end up in the stage of a neighbour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition.answer import Answer, Request
-from graphplan.partition.assemble import Part
-from graphplan.partition.choose import Chooser
+from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.dag.decompose import decompose_order, find_primes
 from graphplan.partition.dag.fold import fold_problem
 from graphplan.partition.dag.work import MeanTimes, measure_times
+from graphplan.partition.proposal import Proposals, Wish, offer_parts
 from graphplan.partition.trees.minflight import Choice, FlightSearch
 from graphplan.partition.trees.riders import join_riders
 from graphplan.partition.trees.shape import Shape, build_shape
@@ -39,32 +38,27 @@ ROOM_SHARES = (1.0, 0.9, 0.75)
 """Shares of the memory that are tried until what was found fits."""
 
 
-def solve(problem: Problem, request: Request) -> Answer:
-    """The best plan of all micro-batch sizes."""
-    chooser = Chooser(problem, request, solver="graphpipe")
-    model = CostModel(problem)
+def propose(cost: CostModel, wish: Wish) -> Proposals:
+    """The stages with the smallest time per sample, for every micro-batch size."""
+    problem = cost.problem
     times = measure_times(problem)
     folded = fold_problem(problem)
     tree = decompose_order(folded.order)
-    with chooser.keep_best():
-        shape = build_shape(
-            problem,
-            times,
-            folded,
-            tree,
-            max_items=MAX_ITEMS,
-            min_share=0.5 / len(problem.cluster.devices),
-        )
-        for sizes in _list_sizes(problem, times):
-            if chooser.is_late():
-                break
-            _offer_best(chooser, model, shape, sizes, folded.riders)
+    shape = build_shape(
+        problem,
+        times,
+        folded,
+        tree,
+        max_items=MAX_ITEMS,
+        min_share=0.5 / len(problem.cluster.devices),
+    )
+    for sizes in _list_sizes(problem, times, count=wish.scale(MAX_SIZES)):
+        yield from _offer_best(cost, shape, sizes, folded.riders)
     primes = len(find_primes(tree))
-    note = f"{primes} modules are not series-parallel and were cut as chains" if primes else ""
-    return chooser.make_answer(note=note)
+    return f"{primes} modules are not series-parallel and were cut as chains" if primes else ""
 
 
-def _list_sizes(problem: Problem, times: MeanTimes) -> Iterator[Sequence[int]]:
+def _list_sizes(problem: Problem, times: MeanTimes, *, count: int) -> Iterator[Sequence[int]]:
     """Single micro-batch sizes, the most promising first, then all that pipelines can use."""
     num_devices = len(problem.cluster.devices)
     batch = problem.training.batch_size
@@ -77,38 +71,35 @@ def _list_sizes(problem: Problem, times: MeanTimes) -> Iterator[Sequence[int]]:
         return (batch / size + depth - 1) * work / depth
 
     ranked = sorted(problem.micro_batch_sizes, key=lambda size: (estimate(size), size))
-    yield from ([size] for size in ranked[:MAX_SIZES])
+    yield from ([size] for size in ranked[:count])
     if len(ranked) > 1:
         powers = [size for size in ranked if ranked[0] % size == 0 or size % ranked[0] == 0]
         yield sorted(powers[:MAX_MIXED_SIZES])
 
 
 def _offer_best(
-    chooser: Chooser,
-    model: CostModel,
-    shape: Shape,
-    sizes: Sequence[int],
-    riders: Sequence[tuple[int, ...]],
-) -> None:
+    cost: CostModel, shape: Shape, sizes: Sequence[int], riders: Sequence[tuple[int, ...]]
+) -> Generator[Draft | None, float, None]:
     """The stages with the smallest time per sample; less memory is used when they do not fit."""
-    least = min(device.memory_bytes for device in model.problem.cluster.devices)
+    least = min(device.memory_bytes for device in cost.problem.cluster.devices)
     for share in ROOM_SHARES:
-        search = FlightSearch(model, shape, micro_batch_sizes=sizes, memory_bytes=share * least)
-        found = bisect_target(search, chooser)
+        search = FlightSearch(cost, shape, micro_batch_sizes=sizes, memory_bytes=share * least)
+        found = bisect_target(search)
         if found is None:
+            yield None
             return
-        parts = join_riders(model.problem, place_in_order(found), riders)
-        if chooser.offer(parts) < float("inf"):
+        parts = join_riders(cost.problem, place_in_order(found), riders)
+        if (yield from offer_parts(cost, parts)) < float("inf"):
             return
 
 
-def bisect_target(search: FlightSearch, chooser: Chooser) -> list[Choice] | None:
+def bisect_target(search: FlightSearch) -> list[Choice] | None:
     """The stages for the smallest target that can be met."""
     best = search.search(float("inf"))
     if best is None:
         return None
     low, high = 0.0, _find_slowest(best)
-    while high - low > TOLERANCE * high and not chooser.is_late():
+    while high - low > TOLERANCE * high:
         middle = (low + high) / 2
         found = search.search(middle)
         if found is None:

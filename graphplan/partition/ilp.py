@@ -1,7 +1,7 @@
-"""Integer programming: exact max-load by CP-SAT, and the same program by CBC as a cross-check.
+"""Integer programming: exact max-load by CP-SAT.
 
 For pipelines the bottleneck of equally replicated stages is minimised exactly for every micro-batch
-size and width, and the evaluated step time decides between the results.
+size and width, and the judged step time decides between the results.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Generator, Iterator, Sequence
 
+from graphplan.cost.model import CostModel
 from graphplan.errors import NoFeasiblePlan, SearchLimit
-from graphplan.nouns.maxload import MaxLoad, PartsAnswer
 from graphplan.nouns.problem import Problem
-from graphplan.partition.answer import Answer, Request
-from graphplan.partition.assemble import Part
-from graphplan.partition.choose import Chooser
+from graphplan.partition.assemble import Draft, Part
+from graphplan.partition.dag.fold import Groups
 from graphplan.partition.maxload.contract import contract_maxload
 from graphplan.partition.maxload.incumbent import find_incumbent
-from graphplan.partition.maxload.loads import bound_load, make_parts_answer, measure_load
+from graphplan.partition.maxload.loads import (
+    bound_load,
+    explain_parts,
+    make_parts_answer,
+    measure_load,
+)
+from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.program import (
     LoadProgram,
     choose_unit,
@@ -28,35 +32,32 @@ from graphplan.partition.maxload.program import (
     write_ladder,
     write_program,
 )
-from graphplan.partition.maxload.prove import explain_parts
 from graphplan.partition.maxload.reduce import reduce_problem
-from graphplan.partition.maxload.shrink import Groups, restore_answer, shrink_maxload
+from graphplan.partition.maxload.shrink import restore_answer, shrink_maxload
+from graphplan.partition.proposal import Proposals, Wish, offer_parts
 
-Backend = Literal["cp-sat", "cbc"]
 Parts = Sequence[Sequence[int]]
 MAX_OPS = 160
 """Pipelines are folded to so many groups of nodes: more take CP-SAT minutes."""
 NUM_SOLVED = 3
 """Shapes for which the program is solved; all others get a quick cut."""
+SOLVER_EFFORT = 1.0
+"""Deterministic seconds of CP-SAT for each of these."""
 
 
-def solve(problem: Problem, request: Request) -> Answer:
-    """The best pipeline of equally replicated stages with the smallest bottleneck."""
-    chooser = Chooser(problem, request, solver="ilp")
+def propose(cost: CostModel, wish: Wish) -> Proposals:
+    """Pipelines of equally replicated stages with the smallest bottleneck."""
+    quick: list[tuple[float, int, _Shape]] = []
+    for shape in _list_shapes(cost.problem):
+        chain = find_incumbent(shape.load)
+        parts = None if chain is None else shape.make_parts(chain.parts)
+        step_s = math.inf if parts is None else (yield from offer_parts(cost, parts))
+        quick.append((step_s, len(quick), shape))
+    shapes = [shape for _, _, shape in sorted(quick, key=lambda each: each[:2])]
     num_proven = 0
-    with chooser.keep_best():
-        quick: list[tuple[float, _Shape]] = []
-        for shape in _list_shapes(problem):  # each takes a while to make
-            quick.append((_offer_quickly(chooser, shape), shape))
-            if chooser.is_late():
-                break
-        ranked = sorted(quick, key=lambda each: each[0])
-        best = [shape for _, shape in ranked if shape.load.num_parts > 1][:NUM_SOLVED]
-        for number, shape in enumerate(best):
-            share_s = request.seconds_left / (len(best) - number)
-            if share_s > 0:
-                num_proven += _offer_optimum(chooser, shape, share_s)
-    return chooser.make_answer(note=f"bottleneck proven optimal for {num_proven} shapes")
+    for shape in [each for each in shapes if each.load.num_parts > 1][:NUM_SOLVED]:
+        num_proven += yield from _offer_optimum(cost, wish, shape)
+    return f"bottleneck proven optimal for {num_proven} shapes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,18 +94,16 @@ def _list_shapes(problem: Problem) -> Iterator[_Shape]:
                 yield _Shape(width, size, small, groups)
 
 
-def _offer_quickly(chooser: Chooser, shape: _Shape) -> float:
-    chain = None if chooser.is_late() else find_incumbent(shape.load)
-    return math.inf if chain is None else chooser.offer(shape.make_parts(chain.parts))
-
-
-def _offer_optimum(chooser: Chooser, shape: _Shape, time_limit_s: float) -> bool:
+def _offer_optimum(
+    cost: CostModel, wish: Wish, shape: _Shape
+) -> Generator[Draft | None, float, bool]:
     """Whether the bottleneck was proven optimal."""
+    effort = SOLVER_EFFORT * wish.effort
     try:
-        answer = solve_maxload(shape.load, time_limit_s=time_limit_s, seed=chooser.request.seed)
+        answer = solve_maxload(shape.load, time_limit_s=math.inf, seed=wish.seed, effort=effort)
     except (NoFeasiblePlan, SearchLimit):
         return False
-    chooser.offer(shape.make_parts(answer.parts))
+    yield from offer_parts(cost, shape.make_parts(answer.parts))
     return answer.proven
 
 
@@ -113,20 +112,19 @@ def solve_maxload(
     *,
     time_limit_s: float = 10.0,
     seed: int = 0,
-    backend: Backend = "cp-sat",
+    effort: float | None = None,
 ) -> PartsAnswer:
-    """The optimum, or the best cut and bound within the time limit."""
+    """The optimum, or the best cut and bound within the time limit, or the effort."""
     small, groups = contract_maxload(problem)
-    answer = solve_contracted(small, time_limit_s=time_limit_s, seed=seed, backend=backend)
+    answer = solve_contracted(small, time_limit_s=time_limit_s, seed=seed, effort=effort)
     return restore_answer(problem, groups, answer)
 
 
 def solve_contracted(
     problem: MaxLoad,
     *,
-    time_limit_s: float,
+    time_limit_s: float = math.inf,
     seed: int = 0,
-    backend: Backend = "cp-sat",
     hint: Parts | None = None,
     effort: float | None = None,
 ) -> PartsAnswer:
@@ -143,8 +141,6 @@ def solve_contracted(
         hint = chain.parts if chain is not None else None
     program = write_program(problem, unit_s=choose_unit(bound_s))
     end = start + time_limit_s
-    if backend == "cbc":
-        return _solve_cbc(problem, program, bound_s, end, hint)
     return _solve_cpsat(problem, program, bound_s, end, hint, seed, effort)
 
 
@@ -204,46 +200,6 @@ def _solve_cpsat(
         bound_s=max(bound_s, proven_s),
         proven=status == cp_model.OPTIMAL,
         time_limit_s=time_limit_s,
-    )
-
-
-def _solve_cbc(
-    problem: MaxLoad,
-    program: LoadProgram,
-    bound_s: float,
-    end: float,
-    hint: Parts | None,
-) -> PartsAnswer:
-    import pulp
-
-    model = pulp.LpProblem("maxload", pulp.LpMinimize)
-    variables = [
-        pulp.LpVariable(f"v{v}", 0, 1, "Integer" if v < program.num_ladder else "Continuous")
-        for v in range(program.num_variables)
-    ]
-    # In units of the bound, so that all coefficients lie near 1.
-    scale = max(bound_s / program.unit_s, 1.0)
-    load = pulp.LpVariable("load", lowBound=bound_s / program.unit_s / scale)
-    model += load
-    for row in program.rows:
-        divisor = scale if row.is_load else max(1, *map(abs, row.terms.values()))
-        total = pulp.lpSum(c / divisor * variables[v] for v, c in row.terms.items())
-        model += total <= row.limit / divisor + (load if row.is_load else 0)
-    time_limit_s = _measure_left(end)
-    status = model.solve(
-        pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=1e-9)
-    )
-    if status == pulp.LpStatusInfeasible:
-        raise explain_parts(problem)
-    optimal = model.sol_status == pulp.LpSolutionOptimal
-    found = None
-    if model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        # A variable that is in no row has no value.
-        values = [variable.value() or 0.0 for variable in variables[: program.num_ladder]]
-        ladder = [value > 0.5 for value in values]
-        found = read_parts(problem, ladder)
-    return _conclude(
-        problem, [found, hint], bound_s=bound_s, proven=optimal, time_limit_s=time_limit_s
     )
 
 

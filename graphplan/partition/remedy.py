@@ -12,7 +12,7 @@ import dataclasses
 import msgspec
 
 from graphplan.cost.model import Copies, CostModel, bytes_per_trained_element
-from graphplan.errors import NoFeasiblePlan, SearchLimit
+from graphplan.errors import NoFeasiblePlan
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.linear import make_blocks, weigh_flows
@@ -33,30 +33,19 @@ class _Attempt:
     memory_bytes: int
 
 
-def explain_infeasible(
-    problem: Problem, *, policy: WeightPolicy, solver: str, late_s: float | None = None
-) -> NoFeasiblePlan | SearchLimit:
-    """The error for a problem of which `solver` found no plan that fits.
-
-    That nothing fits is said however little time there was; `late_s` is the time limit of a solver
-    that ran out of it.
-    """
+def explain_infeasible(problem: Problem, *, policy: WeightPolicy, planner: str) -> NoFeasiblePlan:
+    """The error for a problem of which `planner` found no plan that fits."""
     packer = _Packer(problem, policy)
     given = packer.list_given()
     working = next((attempt for attempt in given if packer.fits(attempt)), None)
     if working is not None:
-        other = "chain" if solver in ("graph", "auto") else "graph"
+        other = "chain" if planner in ("graph", "auto") else "auto"
         known = (
             f"A pipeline with micro-batches of {working.samples}"
             f"{' and recomputation' if working.recompute else ''} fits: use"
         )
-        if late_s is not None:
-            return SearchLimit(
-                f"The planner {solver!r} found nothing that fits in {late_s:g} s.",
-                remedy=f"{known} --time-limit {max(10, 4 * late_s):g} or --planner {other}.",
-            )
         return NoFeasiblePlan(
-            f"The planner {solver!r} found nothing that fits into {_gib(working.memory_bytes)} a"
+            f"The planner {planner!r} found nothing that fits into {_gib(working.memory_bytes)} a"
             " device.",
             remedy=f"{known} --planner {other}.",
         )

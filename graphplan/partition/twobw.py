@@ -10,7 +10,7 @@ over the m = B / (w b) micro-batches of a batch. The best w b / t wins.
 
 Corrected where the paper is loose: m >= max w_s = d - 1 is enough (the paper asks m >= d), and with
 d = 1 there is nothing to double-buffer. Memory has two weight versions and w_s + 1 micro-batches in
-flight; the answer is evaluated like every other planner's.
+flight; its proposals are judged like every other planner's.
 """
 
 from __future__ import annotations
@@ -21,32 +21,28 @@ from collections.abc import Iterator
 from graphplan.cost.allreduce import allreduce_time
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Floats, Problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part
-from graphplan.partition.choose import Chooser
 from graphplan.partition.dag.work import measure_times
 from graphplan.partition.equal import cut_evenly
+from graphplan.partition.proposal import Proposals, Wish, offer_parts
 
-NUM_EVALUATED = 8
-"""Best configurations by the formula that are evaluated in full."""
+NUM_JUDGED = 8
+"""Best configurations by the formula that are proposed."""
 
 
-def solve(problem: Problem, request: Request) -> Answer:
-    """The best of the configurations that the formula likes most."""
-    chooser = Chooser(problem, request, solver="2bw")
+def propose(cost: CostModel, wish: Wish) -> Proposals:
+    """The configurations that the formula likes most."""
+    problem = cost.problem
     work = measure_times(problem).work
     found: list[tuple[float, int, list[Part]]] = []
-    with chooser.keep_best():
-        for number, grid in enumerate(_list_grids(problem)):
-            parts = _cut_grid(grid, work)
-            if _fits(chooser.model, parts):
-                seconds = _formula_time(chooser.model, parts) / grid.size
-                found.append((seconds, number, parts))
-            if chooser.is_late() and found:
-                break
-        for _, _, parts in sorted(found)[:NUM_EVALUATED]:
-            chooser.offer(parts)
-    return chooser.make_answer()
+    for number, grid in enumerate(_list_grids(problem)):
+        parts = _cut_grid(grid, work)
+        if _fits(cost, parts):
+            found.append((_formula_time(cost, parts) / grid.size, number, parts))
+        yield None
+    for _, _, parts in sorted(found)[: wish.scale(NUM_JUDGED)]:
+        yield from offer_parts(cost, parts)
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import (
     Bound,
     Certainty,
+    Ended,
     MixedOp,
     Plan,
     PlannedModel,
@@ -24,14 +25,13 @@ from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, Schedule
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition.answer import Answer
 from graphplan.partition.bounds.bound import bound_step
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import plan_stream, predict_stream
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
-from graphplan.schedule.auto import FIXED, build_schedule, measure_pass
+from graphplan.schedule.auto import FIXED, build_schedule, count_dispatches
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.pool import TOLERANCE
@@ -61,12 +61,12 @@ def schedule_stages(
     stages: StageGraph,
     options: SearchOptions,
     *,
-    time_limit_s: float,
+    effort: float,
     sequential: bool = False,
 ) -> Scheduled:
     """Price, schedule, lower and simulate a stage graph; `sequential` runs it in one line."""
     if options.streams(stages):
-        return _schedule_stream(cost, stages, options, time_limit_s=time_limit_s)
+        return _schedule_stream(cost, stages, options, effort=effort)
     policy = options.make_policy()
     if not policy.is_synchronous:
         policy = FLUSH
@@ -77,7 +77,7 @@ def schedule_stages(
         priced,
         policy,
         schedule=options.schedule,
-        time_limit_s=time_limit_s,
+        effort=effort,
         seed=options.seed,
     )
 
@@ -87,19 +87,20 @@ def schedule_prices(
     policy: WeightPolicy = FLUSH,
     *,
     schedule: str = "auto",
-    time_limit_s: float = 10.0,
+    effort: float = 10.0,
     seed: int = 0,
 ) -> Scheduled:
     """The named schedule lowered and simulated; auto is the best in simulated step time.
 
     The search of auto lets messages pass each other. Where they have to wait in the simulation, the
     orders that take no search and the best rehearsed one compete with its answer once more. Where
-    the time is short for so many tasks, the best rehearsed order is all there is.
+    the effort is small for so many tasks, the best rehearsed order is all there is.
     """
-    if schedule == "auto" and time_limit_s < QUICK_PASSES * measure_pass(priced):
+    num_passes = count_dispatches(priced, allow_split=True, effort=effort)
+    if schedule == "auto" and num_passes < QUICK_PASSES:
         with suppress(InvalidOption, NoFeasiblePlan):
             return _simulate_schedule(priced, policy, build_rehearsed(priced))
-    found = build_schedule(priced, name=schedule, time_limit_s=time_limit_s, seed=seed)
+    found = build_schedule(priced, name=schedule, effort=effort, seed=seed)
     first = _simulate_schedule(priced, policy, found.schedule)
     waits = first.prediction.step_s > found.step_s * (1 + TOLERANCE)
     num_tasks = sum(map(len, found.schedule.tasks_by_device))
@@ -137,10 +138,10 @@ def _simulate_schedule(priced: PricedStages, policy: WeightPolicy, schedule: Sch
 
 
 def _schedule_stream(
-    cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
+    cost: CostModel, stages: StageGraph, options: SearchOptions, *, effort: float
 ) -> Scheduled:
     """The same for an asynchronous policy."""
-    priced, policy, schedule = plan_stream(cost, stages, options, time_limit_s=time_limit_s)
+    priced, policy, schedule = plan_stream(cost, stages, options, effort=effort)
     program = lower_schedule(priced, schedule, policy)
     return Scheduled(
         priced=priced,
@@ -154,17 +155,18 @@ def _schedule_stream(
 def collect_plan(
     graph: OpGraph,
     cost: CostModel,
-    answer: Answer,
+    stages: StageGraph,
     ready: Scheduled,
     options: SearchOptions,
     *,
+    bound: Bound,
+    ended: Ended = "",
     baselines: Mapping[str, float],
     offers: tuple[PolicyOffer, ...] = (),
     costs: str,
     certainty: Certainty | None = None,
 ) -> Plan:
-    """The plan of a scheduled answer; a plan that the referee refuses is never returned."""
-    bound = answer.bound
+    """The plan of scheduled stages; a plan that the referee refuses is never returned."""
     if not ready.policy.is_synchronous:
         bound = bound_step(cost.problem, barrier=False)
     elif ready.policy.local_steps > 1:
@@ -173,7 +175,7 @@ def collect_plan(
         model=describe_model(graph),
         cluster=cost.problem.cluster,
         training=cost.problem.training,
-        stages=answer.stages,
+        stages=stages,
         policy=ready.policy,
         prices=ready.priced,
         program=tuple(str(ready.program).split("\n")),
@@ -183,14 +185,16 @@ def collect_plan(
         offers=offers,
         provenance=Provenance(
             graphplan=graphplan.__version__,
-            planner=answer.solver,
+            planner=options.planner,
             schedule=ready.schedule,
             costs=costs,
             seed=options.seed,
+            effort=options.effort,
+            ended=ended,
             options=options.list_changed(),
             certainty=certainty,
         ),
-        labels=label_stages(graph, answer.stages),
+        labels=label_stages(graph, stages),
     )
     require_legal(plan)
     return plan

@@ -12,10 +12,15 @@ from graphplan.nouns.policy import POLICY_NAMES, DirectionForm, PolicyName, Weig
 from graphplan.nouns.schedule import SCHEDULES
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.training import OptimizerName, Precision
-from graphplan.partition import SOLVERS
+from graphplan.partition import PLANNERS
 
 OBJECTIVES = ("throughput", "latency", "memory")
 """Least step time; least time of one micro-batch through the pipeline; least share of memory."""
+
+
+LEAST_EFFORT, MOST_EFFORT = 0.01, 1000.0
+PLANNER_NAMES = ("auto", *PLANNERS)
+"""auto: all that is worth asking for the problem, and moves from the best of their drafts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,10 @@ class SearchOptions:
     precision: str = "float32"
     mixed: bool = False
     recompute: bool = True
-    time_limit_s: float = 5.0
+    effort: float = 1.0
+    """Counted work of the search: 4 means about four times the default's."""
+    time_limit_s: float | None = None
+    """A guard: the clock ends the search after so many seconds, and the plan says so."""
     seed: int = 0
     pins: Mapping[str, int] = dataclasses.field(default_factory=dict)
     keep: tuple[str, ...] = ()
@@ -49,7 +57,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         for kind, name, known in (
-            ("planner", self.planner, SOLVERS),
+            ("planner", self.planner, PLANNER_NAMES),
             ("schedule", self.schedule, SCHEDULES),
             ("objective", self.objective, OBJECTIVES),
             ("weight policy", self.policy, POLICY_NAMES),
@@ -69,9 +77,16 @@ class SearchOptions:
                 f"Policy {self.policy} has an order of its own, not schedule {self.schedule}.",
                 remedy="Leave out --schedule, or use --policy flush.",
             )
-        if not 0 < self.time_limit_s < math.inf:
+        if not LEAST_EFFORT <= self.effort <= MOST_EFFORT:
             raise InvalidOption(
-                f"The time limit is {self.time_limit_s} s.", remedy="Use --time-limit 5."
+                f"The effort is {self.effort:g}.",
+                remedy=f"Use --effort 1, or another number from {LEAST_EFFORT:g} to"
+                f" {MOST_EFFORT:g}.",
+            )
+        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
+            raise InvalidOption(
+                f"The time limit is {self.time_limit_s} s.",
+                remedy="Leave it out: the search ends by itself; or use --time-limit 60.",
             )
 
     @property

@@ -1,73 +1,78 @@
 """The search, on one page.
 
-    OpGraph -> coarsen -> Problem -> solver -> StageGraph -> prices -> Schedule -> Program
-            -> simulate -> referee -> Plan
+    OpGraph -> coarsen -> Problem -> CostModel
+      rivals     what people have: data parallelism, sequential pipelines
+      proposals  planners propose drafts, a judge judges them (contest.py)
+      improving  moves from the best drafts (partition/improve.py)
+      schedules  the best few are scheduled and simulated in full; the best step wins, and of equal
+                 ones the simplest plan
+      compared   sequential pipelines again under their own rule; other weight policies
+    -> referee -> Plan
 
-Solvers see the fast evaluation; the plan and its baselines carry simulated times. All use the same
-cost model. The time limit is shared by the clock: the baselines first, then the solver until a
-certain share of it has passed, then the schedules.
+The search is a generator: it yields at every draft. Who reads it shows progress, and may stop
+reading, because the user pressed Ctrl-C or because a guard of so many seconds fired; what was found
+until then is scheduled and returned, and says who ended it. Everything else is counted: how many
+drafts, moves and orders there are is fixed by the problem and the effort, so that the same question
+has the same answer on every machine, however busy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import MappingProxyType
-
-import msgspec
 
 from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption, NoFeasiblePlan, SearchLimit
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Plan, PolicyOffer
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Answer, Progress, Request
+from graphplan.nouns.plan import Ended, Plan, PolicyOffer
+from graphplan.nouns.stages import StageGraph
+from graphplan.partition.improve import improve_drafts, simplify_draft
 from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
-from graphplan.planner.evaluate import make_confirmer, make_evaluator, make_rehearser
+from graphplan.planner.contest import TIE, Contest, Shortlist, pick_starts
+from graphplan.planner.judge import Judge
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, pose_problem
 from graphplan.planner.streaming import offer_policies
-from graphplan.schedule.auto import measure_pass
+from graphplan.schedule.auto import count_tasks
 
-BASELINES: dict[str, tuple[str, ...]] = {
-    "data-parallel": ("data-parallel",),
-    "linear": ("chain", "equal"),
-}
-"""Names of the baselines and the planners whose best plan each of them is."""
-SEQUENTIAL = "sequential"
-"""The baseline whose stages run one after another: the linear planners asked again under that
-rule. No plan of ours can be it, as a plan runs with its true dependencies only."""
-SOLVER_SHARE, LINEAR_SHARE, SEQUENTIAL_SHARE = 0.5, 0.18, 0.08
-"""Shares of the time limit: the solver, the linear planners, and these once more in one line."""
-SCHEDULE_SHARE, BASELINE_SHARE = 0.1, 0.02
-"""For the schedules of the plan and its alternatives, and for that of each baseline."""
-SOLVED_UNTIL, SCHEDULED_UNTIL, COMPARED_UNTIL = 0.7, 0.83, 0.95
-"""Shares of the time limit after which solver, schedules and baselines should have ended; what one
-part leaves, the next may use."""
-OFFER_SHARE = 0.02
-"""For the order of each asynchronous policy that a plan is compared with."""
-OFFERS_SHARE, OFFER_PASSES = 0.1, 50
-"""What all of these may take, and about how many passes over all tasks they are: batches of very
+DATA_PARALLEL, LINEAR, SEQUENTIAL = "data-parallel", "linear", "sequential"
+"""Baselines. The last one's stages run one after another: no plan of ours can be it, as a plan runs
+with its true dependencies only."""
+LINEAR_PLANNERS = ("chain", "equal")
+STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "graphpipe", "towers")
+"""Planners whose drafts auto starts from, besides those of `graph`."""
+IMPROVED = "improved"
+"""What auto calls its own proposals."""
+NUM_STARTS = 6
+"""Best drafts of each planner from which moves start."""
+MAX_STARTER_NODES = 2000
+"""Nodes above which data parallelism and equal splits are the only other starts."""
+FINAL_EFFORT, WINNER_EFFORT, RIVAL_EFFORT = 0.1, 0.25, 0.1
+"""Efforts of the schedules of every finalist, of the best two once more, and of each baseline."""
+OFFER_EFFORT, MAX_OFFER_TASKS = 0.1, 4_000
+"""Effort of the order of each asynchronous policy that a plan is compared with; batches of very
 many micro-batches, which have little to gain, are not compared."""
+SCHEDULE_ORDER = ("1f1b", "gpipe", "kfkb", "interleaved", "zero-bubble", "list", "modulo", "cpsat")
+"""Schedules, the simplest first."""
 
 
-class Clock:
-    """The time limit of a search, handed out to its parts."""
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a search is."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s, self._started_s = limit_s, time.perf_counter()
+    phase: str
+    share: float
+    """Of the whole search, about."""
+    step_s: float
+    """The best judgement so far, infinity if there is none."""
+    bound_s: float
 
-    def share_until(self, end: float, *, least: float = 0.0, most: float = 1.0) -> float:
-        """The share of the limit that is left until a share of it has passed."""
-        passed_s = time.perf_counter() - self._started_s
-        return max(least, min(most, end - passed_s / self.limit_s)) if self.limit_s else least
 
-    def seconds_until(self, end: float, *, most: float = 1.0) -> float:
-        """The same in seconds."""
-        return self.limit_s * self.share_until(end, most=most)
+Watch = Callable[[Progress], None]
 
 
 def search_plan(
@@ -76,160 +81,235 @@ def search_plan(
     options: SearchOptions | None = None,
     *,
     tables: Tables | None = None,
-    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """The best plan that the chosen planner finds; costs are estimated unless tables are given."""
     options = options or SearchOptions()
-    clock = Clock(options.time_limit_s)
+    deadline_s = _set_deadline(options)
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
-    # Rivals flush, as who does without our policy would.
-    flushing = options if options.policy == "flush" else options.with_policy("flush")
-    rivals: dict[str, tuple[Answer, Scheduled]] = {}
-    known: dict[str, Answer] = {}
-    if options.baselines:
-        asked = make_request(cost, flushing, share=LINEAR_SHARE)
-        rivals = _solve_baselines(cost, flushing, asked, BASELINES, clock)
-        known = asked.known if flushing is options else {}
-    share = clock.share_until(SOLVED_UNTIL, least=SOLVER_SHARE / 2)
-    request = make_request(cost, options, progress=progress, known=known, share=share)
-    answer = solve_problem(cost.problem, options.planner, request)
-    limit_s = clock.seconds_until(SCHEDULED_UNTIL, most=SCHEDULE_SHARE)
-    answer, ready = schedule_best(cost, answer, options, time_limit_s=limit_s)
-    if options.baselines and not answer.interrupted:
-        rivals = _add_sequential(cost, flushing, rivals, clock)
-    if options.planner == "auto" and options.objective == "throughput" and flushing is options:
-        plans = [found for name, found in rivals.items() if name != SEQUENTIAL]
-        answer, ready = min([(answer, ready), *plans], key=lambda each: each[1].prediction.step_s)
-    offers: tuple[PolicyOffer, ...] = ()
-    left_s = clock.seconds_until(1.0, most=OFFERS_SHARE)
-    quick = OFFER_PASSES * measure_pass(ready.priced) <= left_s
-    if ready.policy.name == "flush" and quick and not answer.interrupted:
-        limit_s = OFFER_SHARE * options.time_limit_s
-        offers = offer_policies(cost, answer.stages, options, time_limit_s=limit_s)
+    search = PlanSearch(cost, options)
+    ended = read_search(search.run(), deadline_s, watch)
+    ready = search.finish(ended)
     return collect_plan(
         graph,
         cost,
-        answer,
+        search.stages,
         ready,
         options,
-        baselines={name: found.prediction.step_s for name, (_, found) in rivals.items()},
-        offers=offers,
+        bound=search.contest.bound,
+        ended=ended,
+        baselines={name: found.prediction.step_s for name, found in search.rivals.items()},
+        offers=search.offers,
         costs=next(iter(tables.values())).source if tables else "estimated",
         certainty=judge_certainty(tables) if tables else None,
     )
 
 
-def _add_sequential(
-    cost: CostModel,
-    options: SearchOptions,
-    rivals: Mapping[str, tuple[Answer, Scheduled]],
-    clock: Clock,
-) -> dict[str, tuple[Answer, Scheduled]]:
-    """The rivals with the sequential baseline, whose stages are a linear cut too."""
-    share = clock.share_until(COMPARED_UNTIL, most=SEQUENTIAL_SHARE)
-    request = make_request(cost, options, sequential=True, share=share)
-    answers = [answer for name, (answer, _) in rivals.items() if name == "linear"]
-    found = _solve_baselines(
-        cost, options, request, {SEQUENTIAL: BASELINES["linear"]}, clock, also=answers
-    )
-    if SEQUENTIAL not in found:
-        return dict(rivals)
-    answer = found[SEQUENTIAL][0]
-    limit_s = clock.seconds_until(1.0, most=BASELINE_SHARE)
-    freed = schedule_stages(cost, answer.stages, options, time_limit_s=limit_s)
-    linear = min(
-        [(answer, freed), *(rivals[name] for name in ("linear",) if name in rivals)],
-        key=lambda each: each[1].prediction.step_s,
-    )
-    return {**rivals, **found, "linear": linear}
+def _set_deadline(options: SearchOptions) -> float | None:
+    """The moment at which the guard fires."""
+    return None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
 
 
-def schedule_best(
-    cost: CostModel, answer: Answer, options: SearchOptions, *, time_limit_s: float
-) -> tuple[Answer, Scheduled]:
-    """The answer or an alternative of it, whichever simulates best under its own best schedule.
-
-    Half of the time is for all of them alike, as many as it allows and two at least; what is left
-    is for the two that look best then.
-    """
-    graphs = [answer.stages]
-    if options.objective == "throughput":
-        graphs += answer.alternatives
-    clock = Clock(time_limit_s)
-    ready: list[Scheduled] = []
-    for stages in graphs:
-        if len(ready) >= 2 and not clock.seconds_until(0.5):
-            break
-        limit_s = time_limit_s / 2 / len(graphs)
-        ready.append(schedule_stages(cost, stages, options, time_limit_s=limit_s))
-    ranked = sorted(range(len(ready)), key=lambda i: ready[i].prediction.step_s)
-    for i in ranked[:2]:
-        limit_s = clock.seconds_until(1.0, most=0.25)
-        if not limit_s:
-            break
-        again = schedule_stages(cost, graphs[i], options, time_limit_s=limit_s)
-        ready[i] = min(ready[i], again, key=lambda each: each.prediction.step_s)
-    best = min(ranked[:2], key=lambda i: ready[i].prediction.step_s)
-    return msgspec.structs.replace(answer, stages=graphs[best], alternatives=()), ready[best]
+def read_search(
+    steps: Iterator[Progress], deadline_s: float | None, watch: Watch | None = None
+) -> Ended:
+    """Read a search to its end, or until the guard fires or the user interrupts it."""
+    try:
+        for progress in steps:
+            if watch is not None:
+                watch(progress)
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                return "clock"
+    except KeyboardInterrupt:
+        return "user"
+    return ""
 
 
-def make_request(
-    cost: CostModel,
-    options: SearchOptions,
-    *,
-    progress: Progress | None = None,
-    sequential: bool = False,
-    share: float = SOLVER_SHARE,
-    known: Mapping[str, Answer] = MappingProxyType({}),
-) -> Request:
-    """What solvers are asked, for a share of the time limit; one request remembers the answers of
-    all of them, and of those that were asked before."""
-    return Request(
-        evaluate=make_evaluator(cost, options, sequential=sequential),
-        confirm=make_confirmer(cost, options, sequential=sequential),
-        rehearse=make_rehearser(cost, options, sequential=sequential),
-        time_limit_s=share * options.time_limit_s,
-        seed=options.seed,
-        policy=options.make_policy(),
-        progress=progress,
-        known={name: each for name, each in known.items() if name != options.planner},
-    )
+class PlanSearch:
+    """One search: its contests, and the best that it has."""
 
+    def __init__(self, cost: CostModel, options: SearchOptions) -> None:
+        self.cost, self.options = cost, options
+        self.contest = Contest(cost, options)
+        # Rivals flush, as who does without our policy would.
+        self.flushing = (
+            self.contest
+            if options.policy == "flush"
+            else Contest(cost, options.with_policy("flush"))
+        )
+        self.rivals: dict[str, Scheduled] = {}
+        self.offers: tuple[PolicyOffer, ...] = ()
+        self._final: tuple[StageGraph, Scheduled] | None = None
 
-def _solve_baselines(
-    cost: CostModel,
-    options: SearchOptions,
-    request: Request,
-    planners_by_name: Mapping[str, Sequence[str]],
-    clock: Clock,
-    *,
-    also: Sequence[Answer] = (),
-) -> dict[str, tuple[Answer, Scheduled]]:
-    """The plans that ours is compared with, scheduled and simulated; those that fit.
+    @property
+    def stages(self) -> StageGraph:
+        """The stages of the plan."""
+        assert self._final is not None, "finish comes first"
+        return self._final[0]
 
-    A baseline competes for those after it (one stage is a linear cut, too), and so do answers to
-    another request (`also`), by what this one says of them.
-    """
-    found: dict[str, tuple[Answer, Scheduled]] = {}
-    for name, planners in planners_by_name.items():
-        answers = [
-            msgspec.structs.replace(answer, step_s=request.evaluate(answer.stages))
-            for answer in (*also, *(earlier for earlier, _ in found.values()))
-        ]
-        for planner in planners:
-            # InvalidOption: it has no plan with the user's pins, or for the user's schedule.
+    def run(self) -> Iterator[Progress]:
+        """The phases, one after the other."""
+        options, auto = self.options, self.options.planner == "auto"
+        if options.baselines:
+            for planner in (DATA_PARALLEL, *LINEAR_PLANNERS):
+                yield from self._watch("rivals", 0.0, 0.3, self.flushing.ask(planner))
+        if auto:
+            for planner in self._list_starters():
+                yield from self._watch("proposals", 0.3, 0.4, self.contest.ask(planner))
+            yield from self._watch("improving", 0.4, 0.5, self.contest.ask("graph"))
+            lists = list(self.contest.shortlist_by_planner.values())
+            starts = pick_starts(lists, count=NUM_STARTS)
+            better = improve_drafts(self.cost, self.contest.wish, starts)
+            yield from self._watch("improving", 0.5, 0.8, self.contest.drive(IMPROVED, better))
+        else:
+            yield from self._watch("proposals", 0.3, 0.8, self.contest.ask(options.planner))
+        yield from self._watch("improving", 0.8, 0.82, self._simplify())
+        yield from self._watch("schedules", 0.82, 0.9, self._schedule_finalists())
+        if options.baselines:
+            yield from self._watch("compared", 0.9, 0.95, self._schedule_rivals())
+        yield from self._watch("compared", 0.95, 1.0, self._compare_policies())
+
+    def finish(self, ended: Ended) -> Scheduled:
+        """The scheduled plan; when the search was ended early, of the best draft so far."""
+        if self._final is None:
+            found = self._merge()
+            if found.best is None:
+                if ended == "user":
+                    raise KeyboardInterrupt
+                if ended == "clock":
+                    raise refuse_time(self.options)
+                raise self.contest.refuse(found)
+            self._final = found.best, self._schedule(found.best, FINAL_EFFORT)
+        return self._final[1]
+
+    # -- phases ----------------------------------------------------------------------------------
+
+    def _watch(
+        self, phase: str, start: float, end: float, steps: Iterator[None]
+    ) -> Iterator[Progress]:
+        """The steps of a phase, which takes the search from one share to another."""
+        for num, _ in enumerate(steps, 1):
+            # Nobody knows how many there are: half of what is left after every hundred.
+            share = end - (end - start) * 0.5 ** (num / 100)
+            yield Progress(phase, share, self._merge_best(), self.contest.bound.step_s)
+
+    def _merge_best(self) -> float:
+        lists = self.contest.shortlist_by_planner.values()
+        return min((each.step_s for each in lists), default=float("inf"))
+
+    def _list_starters(self) -> tuple[str, ...]:
+        if self.cost.problem.num_nodes > MAX_STARTER_NODES:
+            return DATA_PARALLEL, "equal"
+        return STARTERS
+
+    def _merge(self) -> Shortlist:
+        """What may become the plan: of the planner that was asked for, or of all under auto."""
+        planner = self.options.planner
+        return self.contest.merge(None if planner == "auto" else (planner, IMPROVED))
+
+    def _simplify(self) -> Iterator[None]:
+        """The best draft with fewer stages, where that costs nothing."""
+        found = self._merge()
+        if found.best is not None and self.contest.judge.is_step:
+            simpler = simplify_draft(self.cost, found.list_drafts()[0], found.step_s * (1 + TIE))
+            yield from self.contest.drive(IMPROVED, simpler)
+
+    def _schedule(self, stages: StageGraph, effort: float) -> Scheduled:
+        return schedule_stages(self.cost, stages, self.options, effort=effort * self.options.effort)
+
+    def _schedule_finalists(self) -> Iterator[None]:
+        """The best of the finalists under their own best schedules, the simplest of equal ones."""
+        found = self._merge()
+        graphs = found.list_finalists()
+        if self.options.objective != "throughput":
+            graphs = graphs[:1]
+        ready: list[tuple[StageGraph, Scheduled]] = []
+        for stages in graphs:
+            try:
+                ready.append((stages, self._schedule(stages, FINAL_EFFORT)))
+            except (NoFeasiblePlan, InvalidOption):
+                if len(graphs) == 1:
+                    raise
+            yield
+        for stages, _ in sorted(ready, key=_measure_step)[:2]:
+            ready.append((stages, self._schedule(stages, WINNER_EFFORT)))
+            yield
+        if ready:
+            self._final = pick_simplest(ready)
+
+    def _schedule_rivals(self) -> Iterator[None]:
+        """Baselines with their own best schedules; the plan of auto is never worse than these."""
+        one_stage = self.flushing.merge((DATA_PARALLEL,))
+        linear = self.flushing.merge((DATA_PARALLEL, *LINEAR_PLANNERS))
+        judge = Judge(self.cost, self.flushing.options, sequential=True)
+        chained = Contest(self.cost, self.flushing.options, judge=judge)
+        for draft in linear.list_drafts()[: 4 * NUM_STARTS]:
+            chained.consider(chained.shortlist_by_planner.setdefault(LINEAR, Shortlist()), draft)
+            yield
+        plans: list[tuple[StageGraph, Scheduled]] = []
+        for name, found in (
+            (DATA_PARALLEL, one_stage),
+            (LINEAR, linear),
+            (SEQUENTIAL, chained.merge()),
+        ):
+            if found.best is None:
+                continue
             with suppress(NoFeasiblePlan, SearchLimit, InvalidOption):
-                answers.append(solve_problem(cost.problem, planner, request))
-        best = min(answers, key=lambda answer: answer.step_s, default=None)
-        if best is None or best.step_s == float("inf"):
-            continue
-        with suppress(NoFeasiblePlan, SearchLimit, InvalidOption):
-            ready = schedule_stages(
-                cost,
-                best.stages,
-                options,
-                time_limit_s=clock.seconds_until(1.0, most=BASELINE_SHARE),
-                sequential=name == SEQUENTIAL,
+                ready = schedule_stages(
+                    self.cost,
+                    found.best,
+                    self.flushing.options,
+                    effort=RIVAL_EFFORT * self.options.effort,
+                    sequential=name == SEQUENTIAL,
+                )
+                self.rivals[name] = ready
+                if name != SEQUENTIAL:
+                    plans.append((found.best, ready))
+            yield
+        for name in (LINEAR, SEQUENTIAL):
+            # One stage is a linear cut and a sequential pipeline, too.
+            known = [self.rivals[each] for each in (name, DATA_PARALLEL) if each in self.rivals]
+            if known:
+                self.rivals[name] = min(known, key=lambda each: each.prediction.step_s)
+        may_win = self.options.planner == "auto" and self.options.objective == "throughput"
+        if may_win and self.flushing is self.contest and self._final is not None:
+            self._final = pick_simplest([self._final, *plans])
+
+    def _compare_policies(self) -> Iterator[None]:
+        """What asynchronous policies would give for the same stages."""
+        yield
+        if self._final is None or self._final[1].policy.name != "flush":
+            return
+        stages, ready = self._final
+        if count_tasks(ready.priced, allow_split=True) <= MAX_OFFER_TASKS:
+            self.offers = offer_policies(
+                self.cost, stages, self.options, effort=OFFER_EFFORT * self.options.effort
             )
-            found[name] = (best, ready)
-    return found
+
+
+def _measure_step(each: tuple[StageGraph, Scheduled]) -> float:
+    return each[1].prediction.step_s
+
+
+def pick_simplest(plans: list[tuple[StageGraph, Scheduled]]) -> tuple[StageGraph, Scheduled]:
+    """The fastest plan; of those within TIE of it, the one with the fewest stages, then the least
+    memory for what is in flight, then the simplest schedule."""
+    limit_s = min(map(_measure_step, plans)) * (1 + TIE)
+
+    def weigh(each: tuple[StageGraph, Scheduled]) -> tuple[int, int, int, float]:
+        stages, ready = each
+        name = ready.schedule
+        rank = SCHEDULE_ORDER.index(name) if name in SCHEDULE_ORDER else len(SCHEDULE_ORDER)
+        peak = max(ready.prediction.peak_bytes_by_device)
+        return len(stages.stages), peak, rank, ready.prediction.step_s
+
+    return min((each for each in plans if _measure_step(each) <= limit_s), key=weigh)
+
+
+def refuse_time(options: SearchOptions) -> SearchLimit:
+    """The error when the guard fired before anything was found."""
+    return SearchLimit(
+        f"The clock ended the search after {options.time_limit_s:g} s, before anything that fits"
+        " was found.",
+        remedy="Leave out --time-limit, or lower --effort: the search ends by itself.",
+    )

@@ -34,7 +34,7 @@ OFFERED: tuple[PolicyName, ...] = ("2bw", "predict", "stash")
 """Policies that a plan with flush is compared with."""
 
 
-def evaluate_stream(cost: CostModel, stages: StageGraph, options: SearchOptions) -> float:
+def judge_stream(cost: CostModel, stages: StageGraph, options: SearchOptions) -> float:
     """Seconds of a batch in the steady state; infinity when it does not fit or is not legal."""
     bare = cost.price_stages(stages)
     sizes = {stage.micro_batch_size for stage in bare.stages}
@@ -66,7 +66,7 @@ def evaluate_stream(cost: CostModel, stages: StageGraph, options: SearchOptions)
 
 
 def plan_stream(
-    cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
+    cost: CostModel, stages: StageGraph, options: SearchOptions, *, effort: float
 ) -> tuple[PricedStages, WeightPolicy, Schedule]:
     """Warm-ups, weight versions and order that suit each other and the memory."""
     policy = WeightPolicy(warmups=(0,) * len(stages.stages))
@@ -76,7 +76,7 @@ def plan_stream(
             priced,
             options.policy_name,
             accumulate=options.count_update(priced.num_micro_batches(0)),
-            time_limit_s=time_limit_s / ROUNDS,
+            effort=effort / ROUNDS,
             seed=options.seed,
         )
         found = msgspec.structs.replace(found, direction=options.direction_form)
@@ -157,7 +157,7 @@ def _lengthen(
 
 
 def offer_policies(
-    cost: CostModel, stages: StageGraph, options: SearchOptions, *, time_limit_s: float
+    cost: CostModel, stages: StageGraph, options: SearchOptions, *, effort: float
 ) -> tuple[PolicyOffer, ...]:
     """What the asynchronous policies would give for the same stages, and what they would cost.
 
@@ -176,7 +176,7 @@ def offer_policies(
                 make_shop(bare),
                 allow_split=False,
                 accumulate=count,
-                time_limit_s=time_limit_s,
+                effort=effort,
                 seed=options.seed,
             )
         except GraphplanError:
@@ -184,7 +184,7 @@ def offer_policies(
     for name in OFFERED:
         asked = dataclasses.replace(options.with_policy(name), accumulate=count)
         try:
-            offers.append(_offer(cost, stages, asked, period, time_limit_s=time_limit_s))
+            offers.append(_offer(cost, stages, asked, period, effort=effort))
         except GraphplanError:
             continue
     return tuple(offers)
@@ -196,10 +196,10 @@ def _offer(
     options: SearchOptions,
     period: Period | None,
     *,
-    time_limit_s: float,
+    effort: float,
 ) -> PolicyOffer:
     if period is None:
-        priced, policy, schedule = plan_stream(cost, stages, options, time_limit_s=time_limit_s)
+        priced, policy, schedule = plan_stream(cost, stages, options, effort=effort)
     else:
         bare = cost.price_stages(stages)
         schedule = repeat_period(bare, period)

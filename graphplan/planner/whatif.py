@@ -14,17 +14,16 @@ from graphplan.cost.problem import make_problem
 from graphplan.errors import GraphplanError, InvalidOption
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Plan
+from graphplan.nouns.plan import Plan, Prediction
 from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import SCHEDULES
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.timeline import Timeline
-from graphplan.partition import SOLVERS, solve_problem
 from graphplan.planner.collect import schedule_prices, schedule_stages
-from graphplan.planner.options import SearchOptions
+from graphplan.planner.options import PLANNER_NAMES, SearchOptions
 from graphplan.planner.pose import Tables, estimate_tables, pose_problem
-from graphplan.planner.search import SCHEDULE_SHARE, make_request
+from graphplan.planner.search import WINNER_EFFORT, PlanSearch, read_search
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.steady import plan_steady
 from graphplan.simulate import simulate_program
@@ -131,34 +130,43 @@ def compare_planners(
     cost = CostModel(pose_problem(graph, cluster, options, tables=tables))
     rows: list[dict[str, Any]] = []
     best: tuple[float, str, StageGraph] | None = None
-    for planner in planners or SOLVERS:
-        asked = dataclasses.replace(options, planner=planner)
-        start = time.perf_counter()
+    for planner in planners or PLANNER_NAMES:
+        asked = dataclasses.replace(options, planner=planner, baselines=False)
+        start = time.process_time()
+        search = PlanSearch(cost, asked)
         try:
-            answer = solve_problem(cost.problem, planner, make_request(cost, asked))
+            ended = read_search(search.run(), None)
+            ready = search.finish(ended)
         except GraphplanError as error:
             rows.append(_empty_row(planner, options.schedule, error))
             continue
-        rows.append(_make_row(cost, answer.stages, asked, start=start))
+        seconds = time.process_time() - start
+        rows.append(_make_row(search.stages, asked, ready.prediction, seconds))
         if best is None or rows[-1]["step_s"] < best[0]:
-            best = (rows[-1]["step_s"], planner, answer.stages)
+            best = (rows[-1]["step_s"], planner, search.stages)
+        if ended:
+            return rows
     if not options.make_policy().is_synchronous:
         return rows  # Such a policy has one order only.
     for schedule in schedules or (name for name in SCHEDULES if name != options.schedule):
         if best is not None:
             asked = dataclasses.replace(options, planner=best[1], schedule=schedule)
+            start = time.process_time()
+            effort = WINNER_EFFORT * options.effort
             try:
-                rows.append(_make_row(cost, best[2], asked, start=time.perf_counter()))
+                ready = schedule_stages(cost, best[2], asked, effort=effort)
             except GraphplanError as error:
                 rows.append(_empty_row(best[1], schedule, error))
+                continue
+            seconds = time.process_time() - start
+            rows.append(_make_row(best[2], asked, ready.prediction, seconds))
     return rows
 
 
 def _make_row(
-    cost: CostModel, stages: StageGraph, options: SearchOptions, *, start: float
+    stages: StageGraph, options: SearchOptions, prediction: Prediction, seconds: float
 ) -> dict[str, Any]:
-    limit_s = SCHEDULE_SHARE * options.time_limit_s
-    prediction = schedule_stages(cost, stages, options, time_limit_s=limit_s).prediction
+    """A row of the table; seconds are those of the processor."""
     return {
         "planner": options.planner,
         "schedule": options.schedule,
@@ -167,7 +175,7 @@ def _make_row(
         "samples_per_s": prediction.samples_per_s,
         "bubble": prediction.bubble,
         "peak_bytes": max(prediction.peak_bytes_by_device),
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
     }
 
 

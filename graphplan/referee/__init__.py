@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from graphplan.referee.parts import check_parts
 from graphplan.referee.plan import check_plan
 from graphplan.referee.program import check_program, check_schedule
 from graphplan.referee.stages import check_stages
@@ -11,7 +10,6 @@ from graphplan.referee.verdict import Verdict, Violation
 __all__ = [
     "Verdict",
     "Violation",
-    "check_parts",
     "check_plan",
     "check_program",
     "check_schedule",

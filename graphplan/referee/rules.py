@@ -37,10 +37,4 @@ RULES: dict[str, str] = {
     "memory": "Every device, replayed task by task, stays within its memory.",
     "prediction": "Predicted peaks are those of the replay; steps are not shorter than their work.",
     "bound": "Nothing claims to be better than its own lower bound.",
-    # Max-load answers
-    "part-count": "There are no more parts than devices.",
-    "part-acyclic": "Data never flows in a circle between parts.",
-    "part-convex": "No path leaves a part and comes back to it.",
-    "part-order": "Parts are numbered in the order in which data flows.",
-    "value": "The claimed load is that of the heaviest part, recomputed.",
 }

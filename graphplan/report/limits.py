@@ -7,6 +7,7 @@ from typing import Literal
 from graphplan.nouns.base import Noun
 from graphplan.nouns.plan import MixedOp, Plan
 from graphplan.nouns.policy import WeightPolicy
+from graphplan.report.spans import KIND_NAMES
 from graphplan.report.stagerows import StageRow
 from graphplan.report.units import (
     clean_name,
@@ -16,7 +17,7 @@ from graphplan.report.units import (
     format_seconds,
     format_share,
 )
-from graphplan.report.usage import Usage
+from graphplan.report.usage import UPDATE_KINDS, DeviceUse, Usage
 
 TIGHT_SHARE = 0.9
 """From this share of a limit on, a device or channel is worth a warning."""
@@ -24,13 +25,13 @@ TIGHT_SHARE = 0.9
 BALANCED = 0.02
 """Devices whose work differs by less count as balanced."""
 DOMINANT = 0.25
-"""Share of the critical path from which on a single stage is to blame."""
+"""Share of the critical path, or of a device's work, from which on one thing is to blame."""
 PROVEN = 0.0005
 """A smaller gap is rounding."""
 WORTH = 0.01
 """What an asynchronous policy must gain to be mentioned."""
 
-Topic = Literal["compute", "idle", "transfer", "memory", "bound", "batch", "costs"]
+Topic = Literal["compute", "update", "idle", "transfer", "memory", "bound", "batch", "costs"]
 
 
 class Finding(Noun, frozen=True, kw_only=True):
@@ -53,6 +54,7 @@ def find_limits(plan: Plan, usage: Usage, rows: tuple[StageRow, ...]) -> tuple[F
         _judge_mixing(plan),
         _judge_path(usage, rows),
         _judge_busiest(usage, plan),
+        _judge_updates(usage, plan),
         _judge_idle(usage, splits=plan.model.batch != "none")
         if plan.policy.is_synchronous
         else _judge_stream(plan),
@@ -62,7 +64,13 @@ def find_limits(plan: Plan, usage: Usage, rows: tuple[StageRow, ...]) -> tuple[F
         _judge_offers(plan),
         _judge_costs(plan),
     ]
-    return tuple(each for each in found if each is not None)
+    told = (each for each in found if each is not None)
+    return tuple(sorted(told, key=lambda each: not _is_overfull(each)))
+
+
+def _is_overfull(finding: Finding) -> bool:
+    """What does not fit comes before all that is only slow."""
+    return finding.topic == "memory" and (finding.share or 0.0) > 1
 
 
 def _judge_path(usage: Usage, rows: tuple[StageRow, ...]) -> Finding | None:
@@ -80,15 +88,15 @@ def _judge_path(usage: Usage, rows: tuple[StageRow, ...]) -> Finding | None:
         share = moving_s / usage.makespan_s
         title = f"Transfers and latency are {format_share(share)} of the critical path"
         return Finding(topic="transfer", title=title, text=text, share=share)
-    top, share = stages[0].stage, stages[0].seconds / usage.makespan_s
-    title = f"Stage {top} is {format_share(share)} of the critical path"
-    if share < DOMINANT and len(stages) > 1:
-        title = (
-            f"The critical path runs through {len(stages)} stages, none above {format_share(share)}"
-        )
+    what, top, share = stages[0].what, stages[0].stage, stages[0].seconds / usage.makespan_s
+    title = f"{what[0].upper()}{what[1:]} is {format_share(share)} of the critical path"
+    count = len({each.stage for each in stages})
+    if share < DOMINANT and count > 1:
+        title = f"The critical path runs through {count} stages, none above {format_share(share)}"
     elif top is not None and top < len(rows):
         text = f"{rows[top].title} on {format_devices(rows[top].devices)}. {text}"
-    return Finding(topic="compute", title=title, text=text, share=share, stage=top)
+    topic: Topic = "compute" if what == f"stage {top}" else "update"
+    return Finding(topic=topic, title=title, text=text, share=share, stage=top)
 
 
 def _judge_busiest(usage: Usage, plan: Plan) -> Finding:
@@ -107,6 +115,37 @@ def _judge_busiest(usage: Usage, plan: Plan) -> Finding:
         share=busiest.busy_s / usage.makespan_s,
         device=busiest.device,
     )
+
+
+def _judge_updates(usage: Usage, plan: Plan) -> Finding | None:
+    """The device that all-reduce and update keep busy most, if they are much of what it does."""
+    most = max(usage.devices, key=_updating_share)
+    share = _updating_share(most)
+    if share < DOMINANT:
+        return None
+    seconds = {KIND_NAMES[kind]: most.busy_s_by_kind.get(kind, 0.0) for kind in UPDATE_KINDS}
+    stages = plan.prices.stages_by_device[most.device]
+    remedies = {
+        "all-reduce": "Fewer replicas of stages with many parameters, or a larger batch, make it"
+        " weigh less.",
+        "update": "A larger batch, or the parameters on more devices, make it weigh less.",
+    }
+    worst = max(seconds, key=seconds.__getitem__)
+    told = " and ".join(what for what, spent_s in seconds.items() if spent_s)
+    each = ", ".join(f"{what} {format_seconds(s)}" for what, s in seconds.items() if s)
+    return Finding(
+        topic="update",
+        title=f"GPU {most.device} spends {format_share(share)} of its work on {told}",
+        text=f"{each[0].upper()}{each[1:]}, of {format_seconds(most.busy_s)} in which it works"
+        f" (stage {', '.join(map(str, stages))}). {remedies[worst]}",
+        share=share,
+        device=most.device,
+    )
+
+
+def _updating_share(use: DeviceUse) -> float:
+    spent_s = sum(use.busy_s_by_kind.get(kind, 0.0) for kind in UPDATE_KINDS)
+    return spent_s / use.busy_s if use.busy_s else 0.0
 
 
 def _judge_idle(usage: Usage, *, splits: bool) -> Finding:
@@ -138,7 +177,11 @@ def _judge_channels(usage: Usage) -> Finding | None:
         return None
     name, occupied_s = max(usage.occupied_s_by_channel.items(), key=lambda item: item[1])
     share = occupied_s / usage.makespan_s
-    verdict = "it is a bottleneck" if share >= TIGHT_SHARE else "it is not a bottleneck by itself"
+    verdict = (
+        "it is a bottleneck: cut where less flows, or put the stages at its ends on one node"
+        if share >= TIGHT_SHARE
+        else "it is not a bottleneck by itself"
+    )
     return Finding(
         topic="transfer",
         title=f"The busiest channel is occupied {format_share(share)} of the step",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from graphplan.nouns.plan import Plan
 from graphplan.report.certainty import describe_certainty
 from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES
-from graphplan.report.limits import Finding
+from graphplan.report.limits import Finding, Topic
 from graphplan.report.markup import draw_element, write_text
 from graphplan.report.palette import IDLE_COLOURS, KIND_COLOURS
 from graphplan.report.spans import KIND_NAMES
@@ -23,12 +23,15 @@ from graphplan.report.units import (
 )
 from graphplan.report.usage import Usage
 
-TOPIC_NAMES = {
+TOPIC_NAMES: dict[Topic, str] = {
     "compute": "Compute",
+    "update": "Updates",
     "idle": "Idle time",
     "transfer": "Transfers",
     "memory": "Memory",
     "bound": "Bound",
+    "batch": "Batch",
+    "costs": "Costs",
 }
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphplan.nouns.base import Noun
-from graphplan.nouns.task import Task, parse_instruction
+from graphplan.nouns.task import Task, Transfer, parse_instruction
 from graphplan.nouns.timeline import Timeline
 from graphplan.report.spans import KIND_NAMES, Bar, Rows
+
+UPDATE_KINDS = ("R", "U")
+"""Kinds of tasks that compute neither forward nor backward."""
 
 
 class DeviceUse(Noun, frozen=True, kw_only=True):
@@ -29,7 +32,7 @@ class DeviceUse(Noun, frozen=True, kw_only=True):
 
 
 class PathShare(Noun, frozen=True, kw_only=True):
-    """Part of the critical path: a stage computing, transfers, or latency and waiting."""
+    """Part of the critical path: a stage, its all-reduce or update, transfers, or latency."""
 
     what: str
     stage: int | None
@@ -73,21 +76,26 @@ def _use_device(device: int, bars: Sequence[Bar], makespan_s: float) -> DeviceUs
 
 
 def _share_path(timeline: Timeline) -> tuple[PathShare, ...]:
-    """Seconds of the critical path by stage; what no span covers is latency and waiting."""
+    """Seconds of the critical path by what fills it; what no span covers is latency and waiting."""
     if not timeline.critical_path:
         return ()
-    seconds_by_stage: dict[int | None, float] = {}
+    seconds_by_part: dict[tuple[str, int | None], float] = {}
     for name, seconds in timeline.path_s_by_name.items():
-        each = parse_instruction(name)
-        key = each.stage if isinstance(each, Task) else None
-        seconds_by_stage[key] = seconds_by_stage.get(key, 0.0) + seconds
+        key = _name_part(parse_instruction(name))
+        seconds_by_part[key] = seconds_by_part.get(key, 0.0) + seconds
     shares = [
-        PathShare(
-            what="transfers" if stage is None else f"stage {stage}", stage=stage, seconds=seconds
-        )
-        for stage, seconds in seconds_by_stage.items()
+        PathShare(what=what, stage=stage, seconds=seconds)
+        for (what, stage), seconds in seconds_by_part.items()
     ]
-    rest_s = timeline.makespan_s - sum(seconds_by_stage.values())
+    rest_s = timeline.makespan_s - sum(seconds_by_part.values())
     if rest_s > 1e-9 * timeline.makespan_s:
         shares.append(PathShare(what="latency", stage=None, seconds=rest_s))
     return tuple(sorted(shares, key=lambda share: -share.seconds))
+
+
+def _name_part(each: Task | Transfer) -> tuple[str, int | None]:
+    """What an instruction of the critical path counts as, and its stage."""
+    if not isinstance(each, Task):
+        return "transfers", None
+    of = f"{KIND_NAMES[each.kind]} of " if each.kind in UPDATE_KINDS else ""
+    return f"{of}stage {each.stage}", each.stage

@@ -32,8 +32,8 @@ from graphplan.schedule.shop import make_shop, name_tasks, number_tasks
 from graphplan.schedule.slim import slim_best
 from graphplan.schedule.zerobubble import build_zero_bubble
 
-TASKS_PER_S = 100_000
-"""Tasks that the list scheduler places in a second; converts a time limit to a budget."""
+TASKS_PER_EFFORT = 100_000
+"""Tasks that the list scheduler may place for an effort of 1: about a second's work."""
 LARGE_ENOUGH = 20
 """Dispatches below which the budget is for the plainest orders only."""
 LEAST_STARTS = 4
@@ -76,7 +76,7 @@ def build_schedule(
     *,
     name: str = "auto",
     objective: Objective = "makespan",
-    time_limit_s: float = 10.0,
+    effort: float = 10.0,
     seed: int = 0,
     allow_split: bool = True,
 ) -> ScheduleAnswer:
@@ -96,7 +96,7 @@ def build_schedule(
     if name in FIXED:
         return answer_with(priced, FIXED[name](priced), objective, bound_s)
     if name == "list":
-        num = count_dispatches(priced, allow_split=allow_split, seconds=time_limit_s)
+        num = count_dispatches(priced, allow_split=allow_split, effort=effort)
         found = build_list(
             priced,
             objective=objective,
@@ -107,11 +107,11 @@ def build_schedule(
         )
         return answer_with(priced, found, objective, bound_s)
     if name == "modulo":
-        found = build_modulo(priced, time_limit_s=time_limit_s, seed=seed)
+        found = build_modulo(priced, effort=effort, seed=seed)
         return answer_with(priced, found, objective, bound_s)
     pool = Pool(make_shop(priced), objective, bound_s)
-    search_pool(pool, allow_split=allow_split, time_limit_s=time_limit_s, seed=seed)
-    num = count_dispatches(priced, allow_split=allow_split, seconds=time_limit_s)
+    search_pool(pool, allow_split=allow_split, effort=effort, seed=seed)
+    num = count_dispatches(priced, allow_split=allow_split, effort=effort)
     # Where messages wait for each other, fewer micro-batches in flight may hide less of it.
     if num >= LARGE_ENOUGH and not has_contention(priced):
         slim_best(pool, allow_split=allow_split)
@@ -149,18 +149,18 @@ def answer_best(pool: Pool, *, name: str | None) -> ScheduleAnswer:
     return ScheduleAnswer(schedule, best.value_s, bound_s, proven=pool.is_optimal)
 
 
-def search_pool(pool: Pool, *, allow_split: bool, time_limit_s: float, seed: int) -> None:
-    """Offer order after order until one meets the bound or the budget is spent.
+def search_pool(pool: Pool, *, allow_split: bool, effort: float, seed: int) -> None:
+    """Offer order after order until one meets the bound or the effort is spent.
 
-    Half of the time is for dispatches, half for the solver.
+    Half of it is for dispatches, half for the solver.
     """
-    priced, half_s = pool.shop.priced, time_limit_s / 2
+    priced, half = pool.shop.priced, effort / 2
     can_solve = count_tasks(priced, allow_split=allow_split) <= MAX_SOLVER_TASKS
     for _ in improve_pool(
         pool,
         allow_split=allow_split,
-        num_dispatches=count_dispatches(priced, allow_split=allow_split, seconds=half_s),
-        solver_s=half_s if can_solve else 0.0,
+        num_dispatches=count_dispatches(priced, allow_split=allow_split, effort=half),
+        solver_effort=half if can_solve else 0.0,
         seed=seed,
     ):
         if pool.is_optimal:
@@ -168,12 +168,12 @@ def search_pool(pool: Pool, *, allow_split: bool, time_limit_s: float, seed: int
 
 
 def improve_pool(
-    pool: Pool, *, allow_split: bool, num_dispatches: int, solver_s: float, seed: int
+    pool: Pool, *, allow_split: bool, num_dispatches: int, solver_effort: float, seed: int
 ) -> Iterator[None]:
     """The steps of the search, each better and slower than the one before."""
     yield from offer_fixed(pool, allow_split=allow_split, num_dispatches=num_dispatches)
-    if solver_s and len(pool.shop.stages_by_machine) < len(pool.shop.count_by_stage):
-        yield from offer_modulo(pool, allow_split=allow_split, solver_s=solver_s, seed=seed)
+    if solver_effort and len(pool.shop.stages_by_machine) < len(pool.shop.count_by_stage):
+        yield from offer_modulo(pool, allow_split=allow_split, effort=solver_effort, seed=seed)
     num_starts = max(LEAST_STARTS, num_dispatches // 2)
     rules = try_starts(pool, allow_split=allow_split, num_starts=num_starts)
     yield
@@ -181,8 +181,8 @@ def improve_pool(
     if rules is not None:
         iterate_greedy(pool, rules, num_rounds=num_rounds, seed=seed)
         yield
-    if pool.best is not None and solver_s:
-        improve_orders(pool, allow_split=allow_split, time_limit_s=solver_s, seed=seed)
+    if pool.best is not None and solver_effort:
+        improve_orders(pool, allow_split=allow_split, effort=solver_effort, seed=seed)
         yield
     if rules is not None:
         left = max(0, num_dispatches - num_starts - num_rounds)
@@ -210,12 +210,12 @@ def offer_fixed(pool: Pool, *, allow_split: bool, num_dispatches: int) -> Iterat
         yield
 
 
-def offer_modulo(pool: Pool, *, allow_split: bool, solver_s: float, seed: int) -> Iterator[None]:
+def offer_modulo(pool: Pool, *, allow_split: bool, effort: float, seed: int) -> Iterator[None]:
     """Offer the steady state's order, with whole and with split backwards."""
     shop = pool.shop
     for halves in (False, True) if allow_split else (False,):
         try:
-            period = solve_period(shop, allow_split=halves, time_limit_s=solver_s / 4, seed=seed)
+            period = solve_period(shop, allow_split=halves, effort=effort / 4, seed=seed)
         except (InvalidOption, NoFeasiblePlan):
             continue
         split = tuple(halves and price.needs_backward for price in shop.priced.stages)
@@ -229,14 +229,9 @@ def pick_block(priced: PricedStages) -> int:
     return next((k for k in range(2, count + 1) if count % k == 0), 1)
 
 
-def count_dispatches(priced: PricedStages, *, allow_split: bool, seconds: float) -> int:
-    """Dispatches that a time is worth."""
-    return max(1, int(seconds / measure_pass(priced, allow_split=allow_split)))
-
-
-def measure_pass(priced: PricedStages, *, allow_split: bool = True) -> float:
-    """About the seconds of one dispatch, or of another pass over all tasks."""
-    return count_tasks(priced, allow_split=allow_split) / TASKS_PER_S
+def count_dispatches(priced: PricedStages, *, allow_split: bool, effort: float) -> int:
+    """Dispatches, or other passes over all tasks, that an effort is worth."""
+    return max(1, int(effort * TASKS_PER_EFFORT / count_tasks(priced, allow_split=allow_split)))
 
 
 def count_tasks(priced: PricedStages, *, allow_split: bool) -> int:

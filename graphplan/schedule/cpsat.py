@@ -31,16 +31,15 @@ MAX_DENOMINATOR = 10**6
 """Of seconds that count as multiples of a common tick."""
 
 
-def improve_orders(pool: Pool, *, allow_split: bool, time_limit_s: float, seed: int = 0) -> None:
+def improve_orders(pool: Pool, *, allow_split: bool, effort: float, seed: int = 0) -> None:
     """Offer the solver's best orders to the pool, and raise the pool's bound to what it proved."""
     assert pool.best is not None
     shop_model = ShopModel(pool, pool.best, allow_split=allow_split)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
-    # One deterministic second takes about two; the wall clock is for machines that are busy.
-    solver.parameters.max_deterministic_time = time_limit_s / 2
-    solver.parameters.max_time_in_seconds = 2 * time_limit_s
+    # A deterministic second takes about two on a computer of 2024.
+    solver.parameters.max_deterministic_time = effort / 2
     # Job shops: linear relaxations and probing cost more than they give, bounds from below help.
     solver.parameters.linearization_level = 0
     solver.parameters.cp_model_probing_level = 0

@@ -50,7 +50,7 @@ def build_modulo(
     *,
     allow_split: bool = False,
     accumulate: int | None = None,
-    time_limit_s: float = 5.0,
+    effort: float = 5.0,
     seed: int = 0,
 ) -> Schedule:
     """The batch in the order of the steady state; with `accumulate`, updates are part of it."""
@@ -58,7 +58,7 @@ def build_modulo(
         make_shop(priced),
         allow_split=allow_split,
         accumulate=accumulate,
-        time_limit_s=time_limit_s,
+        effort=effort,
         seed=seed,
     )
     return repeat_period(priced, period, allow_split=allow_split)
@@ -86,7 +86,7 @@ def solve_period(
     *,
     allow_split: bool,
     accumulate: int | None = None,
-    time_limit_s: float = 5.0,
+    effort: float = 5.0,
     seed: int = 0,
 ) -> Period:
     """The shortest period that memory allows, then the fewest bytes in flight."""
@@ -103,16 +103,16 @@ def solve_period(
     tick_s = load_s / NUM_TICKS if load_s else 1.0
     ticks = {key: int(each / tick_s) for key, each in seconds.items()}
 
-    def solve(period: int, limit_s: float = time_limit_s / 8) -> Solved | None:
-        return PeriodModel(shop, ticks, period, tick_s).solve(limit_s, seed)
+    def solve(period: int, share: float = 1 / 8) -> Solved | None:
+        return PeriodModel(shop, ticks, period, tick_s).solve(share * effort, seed)
 
     shortest = NUM_TICKS
-    found = solve(shortest, time_limit_s / 2)
+    found = solve(shortest, 1 / 2)
     if found is None:
         shortest, found = bisect_period(solve, ticks)
     model = PeriodModel(shop, ticks, shortest, tick_s)
     model.minimise_memory()
-    found = model.solve(time_limit_s / 2, seed) or found
+    found = model.solve(effort / 2, seed) or found
     first = min(found.starts.values())
     return Period(
         period_s=shortest * tick_s,
@@ -262,14 +262,13 @@ class PeriodModel:
         """Least bytes in flight over all machines."""
         self.model.minimize(sum(size * num for size, num in self.held))
 
-    def solve(self, time_limit_s: float, seed: int) -> Solved | None:
-        """What the solver finds within its limit."""
+    def solve(self, effort: float, seed: int) -> Solved | None:
+        """What the solver finds with this effort, of which a unit is about a second."""
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = seed
         solver.parameters.linearization_level = 0
-        solver.parameters.max_deterministic_time = time_limit_s / 2
-        solver.parameters.max_time_in_seconds = 2 * time_limit_s
+        solver.parameters.max_deterministic_time = effort / 2
         status = solver.solve(self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None

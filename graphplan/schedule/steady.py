@@ -38,7 +38,7 @@ def plan_steady(
     name: PolicyName,
     *,
     accumulate: int | None = None,
-    time_limit_s: float = 5.0,
+    effort: float = 5.0,
     seed: int = 0,
 ) -> tuple[WeightPolicy, Schedule]:
     """An asynchronous policy with its warm-ups, and its schedule of one batch.
@@ -47,9 +47,7 @@ def plan_steady(
     that its two versions allow.
     """
     if any(len(hosted) > 1 for hosted in priced.stages_by_device):
-        schedule = build_modulo(
-            priced, accumulate=accumulate or 1, time_limit_s=time_limit_s, seed=seed
-        )
+        schedule = build_modulo(priced, accumulate=accumulate or 1, effort=effort, seed=seed)
         policy = make_policy(priced, name, read_warmups(priced, schedule), accumulate)
         return policy, msgspec.structs.replace(schedule, name="steady")
     warmups = plan_warmups(priced, accumulate=accumulate or 1)

@@ -3,7 +3,5 @@
 from __future__ import annotations
 
 from graphplan.simulate.engine import predict_step, simulate_program
-from graphplan.simulate.explain import Finding, explain_timeline
-from graphplan.simulate.predict import predict_makespan
 
-__all__ = ["Finding", "explain_timeline", "predict_makespan", "predict_step", "simulate_program"]
+__all__ = ["predict_step", "simulate_program"]

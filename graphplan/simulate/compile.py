@@ -1,4 +1,4 @@
-"""compile_program, compile_schedule: lower a program to the flat arrays that the engines run.
+"""compile_program: lower a program to the flat arrays that the engine runs.
 
 What can be decided without time is decided here: numbers that do not exist, transfers with one end,
 needs that nothing satisfies, two ends of a link that post in different orders. What remains for the
@@ -11,7 +11,7 @@ import numpy as np
 
 from graphplan.errors import InvalidProgram
 from graphplan.nouns.prices import PricedStages
-from graphplan.nouns.schedule import Program, Schedule
+from graphplan.nouns.schedule import Program
 from graphplan.simulate.compiled import (
     KINDS,
     REDUCE,
@@ -24,7 +24,7 @@ from graphplan.simulate.compiled import (
 )
 from graphplan.simulate.listing import Listing, list_instructions
 from graphplan.simulate.places import find_places, name_task
-from graphplan.simulate.posting import find_posts, imply_messages, make_messages
+from graphplan.simulate.posting import find_posts, make_messages
 from graphplan.simulate.wiring import Wiring, collect_rows, wire_stages
 
 SLACK = 1024
@@ -42,23 +42,6 @@ def compile_program(priced: PricedStages, program: Program) -> Compiled:
     posts = find_posts(wiring, listing, num_micro_batches)
     messages, post_message = make_messages(wiring, listing, tasks, places, posts)
     return _assemble(wiring, tasks, messages, posts.slot, post_message)
-
-
-def compile_schedule(priced: PricedStages, schedule: Schedule) -> Compiled:
-    """A schedule as arrays, as if lowered ideally: every message is sent as soon as it exists, and
-    is awaited from the start."""
-    wiring = wire_stages(priced)
-    listing = list_instructions(Program(instructions_by_device=schedule.tasks_by_device))
-    _check_devices(priced, listing)
-    num_micro_batches = _count_micro_batches(wiring, listing)
-    tasks = _make_tasks(priced, wiring, listing)
-    places = find_places(wiring, tasks, num_micro_batches)
-    messages = imply_messages(wiring, tasks, places)
-    slot = np.concatenate((messages.send_slot, messages.receive_slot))
-    order = np.argsort(slot, kind="stable")
-    numbers = np.arange(len(messages.wire))
-    post_message = np.concatenate((numbers, numbers))[order]
-    return _assemble(wiring, tasks, messages, slot[order], post_message)
 
 
 def _assemble(

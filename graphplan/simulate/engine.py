@@ -19,11 +19,11 @@ from graphplan.nouns.plan import Prediction
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program
 from graphplan.nouns.timeline import Timeline
-from graphplan.simulate.choose import Engine, run_compiled
 from graphplan.simulate.compile import compile_program
 from graphplan.simulate.compiled import FORWARD, Compiled
 from graphplan.simulate.critical import find_critical_path
 from graphplan.simulate.memory import describe_peaks, draw_curves, find_peaks, replay_memory
+from graphplan.simulate.run import run_compiled
 from graphplan.simulate.spans import make_spans
 
 
@@ -33,14 +33,13 @@ def simulate_program(
     *,
     memory: bool = True,
     critical_path: bool = True,
-    engine: Engine = "auto",
 ) -> Timeline:
     """Run a program on paper: spans, peaks, and when asked for, memory curves and critical path.
 
     Raises InvalidProgram when the program cannot run to its end.
     """
     compiled = compile_program(priced, program)
-    times = run_compiled(compiled, engine=engine)
+    times = run_compiled(compiled)
     held = replay_memory(priced, compiled.tasks)
     return Timeline(
         source="simulated",
@@ -53,10 +52,10 @@ def simulate_program(
     )
 
 
-def predict_step(priced: PricedStages, program: Program, *, engine: Engine = "auto") -> Prediction:
+def predict_step(priced: PricedStages, program: Program) -> Prediction:
     """The figures of `simulate_program` without its spans: lean enough for a thousand devices."""
     compiled = compile_program(priced, program)
-    times = run_compiled(compiled, engine=engine)
+    times = run_compiled(compiled)
     peaks, _ = find_peaks(compiled.tasks, replay_memory(priced, compiled.tasks))
     step_s = float(times.task_end.max(initial=0.0))
     samples = count_samples(priced, compiled)

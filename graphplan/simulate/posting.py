@@ -84,38 +84,6 @@ def make_messages(
     return messages, number[posts.instance]
 
 
-def imply_messages(wiring: Wiring, tasks: Tasks, places: Places) -> Messages:
-    """The messages that the tasks of a schedule need, sent at once and awaited from the start."""
-    wires, num_tasks = wiring.wires, len(tasks.stage)
-    task, wire, micro_batch = expand_needs(wiring, tasks)
-    known = micro_batch < places.num_micro_batches[wires.src[wire]]
-    producer = np.full(len(task), num_tasks, dtype=np.int64)
-    producer[known] = places.find(
-        wires.src_seat[wire[known]], micro_batch[known], wires.backward[wire[known]]
-    )
-    for bad in np.flatnonzero(producer == num_tasks)[:1]:
-        raise InvalidProgram(
-            f"Device {tasks.device[task[bad]]} runs {name_task(tasks, int(task[bad]))}, which needs"
-            f" {name_message(wires, int(wire[bad]), int(micro_batch[bad]))}; device"
-            f" {wires.src_device[wire[bad]]} does not run the task that makes it.",
-            remedy="Give every stage all of its micro-batches.",
-        )
-    base = np.concatenate(([0], np.cumsum(places.num_micro_batches[wires.src])))
-    _, first, message = np.unique(base[wire] + micro_batch, return_index=True, return_inverse=True)
-    wire, micro_batch, producer = wire[first], micro_batch[first], producer[first]
-    reader = wires.dst_device[wire]
-    return Messages(
-        wire=wire,
-        micro_batch=micro_batch,
-        channel=wires.channel[wire],
-        seconds=wires.seconds[wire],
-        latency_s=wires.latency_s[wire],
-        consumer=assign_consumers(len(wire), num_tasks, message, task),
-        send_slot=producer + 1 + wires.src_device[wire],
-        receive_slot=tasks.first[reader] + reader,
-    )
-
-
 def name_message(wires: Wires, wire: int, micro_batch: int) -> str:
     """The text of the transfer that a message belongs to."""
     kind = "B" if wires.backward[wire] else "F"

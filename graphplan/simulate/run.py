@@ -1,4 +1,4 @@
-"""run_python: the event loop of the simulator in plain Python.
+"""run_compiled: the event loop of the simulator.
 
 The only events are the ends of tasks. When a device ends one, it reaches its next task, and posts
 the transfers that stand between the two. A message that both ends have posted takes its place on
@@ -11,135 +11,158 @@ time does not matter: a stack then replaces the heap, with the same result.
 
 from __future__ import annotations
 
-import heapq
-from array import array
-from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from graphplan.simulate.compiled import KINDS, Compiled, Times
+from graphplan.jit import compile_loop
+from graphplan.simulate.compiled import Compiled, Floats, Ints, Times
+from graphplan.simulate.deadlock import explain_deadlock
+
+WORTH_COMPILING = 300_000
+"""Tasks and messages from which on loading numba takes less time than it saves."""
 
 
-def run_python(compiled: Compiled, *, contention: bool = True) -> Times:
-    """Run to the end, or until all devices wait; `contention=False` lets messages overlap.
-
-    One loop, written out: calls would cost as much as the work. Large programs are bound by memory,
-    so that what many tasks or messages have in common is one tuple for all of them, what a device
-    posts is read from front to back, and what is read once or twice is an array of plain numbers.
-    """
+def run_compiled(compiled: Compiled) -> Times:
+    """The times of a compiled program; raises InvalidProgram when it deadlocks."""
     tasks, messages = compiled.tasks, compiled.messages
-    by_time = contention and compiled.has_shared_channel
-    heappush, heappop, heapreplace = heapq.heappush, heapq.heappop, heapq.heapreplace
-    push: Callable[[list[Any], Any], None] = heappush if by_time else list.append
-    facts_of, link_of = _list_facts(compiled), _list_links(compiled)
-    posts_of = _list_posts(compiled)
-    group_of = _map_groups(compiled)
-    consumer = array("q", messages.consumer.tobytes())
-    reached, last = tasks.first[:-1].tolist(), tasks.first[1:].tolist()
-    missing = compiled.num_missing.tolist()
-    ready = [0.0] * (len(tasks.stage) + 1)  # when all that has come was there; at last the start
-    posted, sent = (array("d", [-1.0]) * len(consumer) for _ in range(2))
-    free = [0.0] * len(compiled.channels)
-    next_end = 0.0
-    queue: list[tuple[float, int]] = [(0.0, device) for device in range(compiled.num_devices)]
+    num_tasks, num_messages = len(tasks.stage), len(messages.wire)
+    arrays: tuple[Any, ...] = (
+        (tasks.first, tasks.device, tasks.group, tasks.seconds),
+        (messages.channel, messages.consumer, messages.seconds, messages.latency_s),
+        (compiled.post_first, compiled.post_message),
+        (compiled.group_first, compiled.group_task),
+        (np.zeros(compiled.num_devices + 1), np.arange(compiled.num_devices + 1)),
+        (
+            tasks.first[:-1].copy(),
+            compiled.num_missing.copy(),
+            np.diff(compiled.group_first),
+            np.full(num_messages, -1.0),
+            np.zeros(len(compiled.channels)),
+        ),
+        # One more start for `no task`.
+        (np.zeros(num_tasks + 1), np.full(num_tasks, -1.0), np.full(num_messages, -1.0)),
+    )
+    if num_tasks + num_messages >= WORTH_COMPILING:
+        _run(*arrays, compiled.has_shared_channel)
+    else:
+        arrays = tuple(tuple(each.tolist() for each in group) for group in arrays)
+        _run.plain(*arrays, compiled.has_shared_channel)
+    start, end, sent = (np.asarray(each, dtype=np.float64) for each in arrays[-1])
+    times = Times(start[:-1], end, sent)
+    if times.task_end.min(initial=0.0) < 0:
+        raise explain_deadlock(compiled, times)
+    return times
 
-    while queue:
-        now, device = queue[0] if by_time else queue.pop()
+
+@compile_loop
+def _run(
+    tasks: tuple[Ints, Ints, Ints, Floats],
+    messages: tuple[Ints, Ints, Floats, Floats],
+    posts: tuple[Ints, Ints],
+    groups: tuple[Ints, Ints],
+    queue: tuple[Floats, Ints],
+    state: tuple[Ints, Ints, Ints, Floats, Floats],
+    times: tuple[Floats, Floats, Floats],
+    by_time: bool,
+) -> None:
+    """The event loop; the queue is a heap of (time, device), or a stack."""
+    first, device_of, group_of, seconds = tasks
+    channel_of, consumer, occupancy, latency = messages
+    post_first, post_message = posts
+    group_first, group_task = groups
+    ready, task_end, message_start = times
+    queue_time, queue_device = queue
+    reached, missing, group_missing, posted, free = state
+    queued = len(first) - 1
+
+    while queued > 0:
+        top = 0 if by_time else queued - 1
+        now, device = queue_time[top], queue_device[top]
         task = reached[device]
+        slot = task + device
         goes_on = False
-        if task < last[device]:
+        if task < first[device + 1]:
             reached[device] = task + 1
-            if now > ready[task]:
-                ready[task] = now
+            ready[task] = max(ready[task], now)
             missing[task] -= 1
-            if not missing[task]:
-                goes_on = True
-                next_end = ready[task] + facts_of[task][0]
-        if by_time:
-            if goes_on:
-                heapreplace(queue, (next_end, device))
-            else:
-                heappop(queue)
-        if not goes_on and task in group_of:
-            members = group_of[task]
-            if all(missing[member] == 1 for member in members):
-                start = max(ready[member] for member in members)
-                for member in members:
-                    missing[member] = 0
-                    ready[member] = start
-                    seconds, other = facts_of[member]
-                    push(queue, (start + seconds, other))
-        for message in posts_of[device]:
-            if message < 0:
-                break  # the next task comes here
+            goes_on = missing[task] == 0
+        if goes_on:
+            end = task_end[task] = ready[task] + seconds[task]
+            queue_time[top] = end
+            if by_time:
+                _sift_down(queue_time, queue_device, queued)
+        else:
+            queued -= 1
+            if by_time:
+                queue_time[0], queue_device[0] = queue_time[queued], queue_device[queued]
+                _sift_down(queue_time, queue_device, queued)
+            group = group_of[task] if task < first[device + 1] else -1
+            if group >= 0:
+                group_missing[group] -= 1
+                lead = group_task[group_first[group]]
+                ready[lead] = max(ready[lead], now)
+                if group_missing[group] == 0:
+                    for position in range(group_first[group], group_first[group + 1]):
+                        member = group_task[position]
+                        ready[member] = ready[lead]
+                        end = task_end[member] = ready[lead] + seconds[member]
+                        queued = _push(
+                            queue_time, queue_device, queued, end, device_of[member], by_time
+                        )
+        for position in range(post_first[slot], post_first[slot + 1]):
+            message = post_message[position]
             start = posted[message]
             if start < 0.0:
                 posted[message] = now
                 continue
-            if start < now:
-                start = now
-            channel, seconds, latency = link_of[message]
-            if contention:
-                if free[channel] > start:
-                    start = free[channel]
-                end = free[channel] = start + seconds
-            else:
-                end = start + seconds
-            sent[message] = start
-            end += latency
+            channel = channel_of[message]
+            start = max(start, now, free[channel])
+            end = start + occupancy[message]
+            free[channel] = end
+            message_start[message] = start
             reader = consumer[message]
-            if end > ready[reader]:
-                ready[reader] = end
+            ready[reader] = max(ready[reader], end + latency[message])
             missing[reader] -= 1
-            if not missing[reader]:
-                seconds, other = facts_of[reader]
-                if by_time:
-                    heappush(queue, (ready[reader] + seconds, other))
-                else:
-                    queue.append((ready[reader] + seconds, other))
-        if goes_on and not by_time:
-            queue.append((next_end, device))  # on top: a device that stays in the cache runs on
-    start_s = np.fromiter(ready, dtype=np.float64, count=len(tasks.stage))
-    has_run = np.fromiter(missing, dtype=np.int64, count=len(tasks.stage)) == 0
-    return Times(
-        start_s,
-        np.where(has_run, start_s + tasks.seconds, -1.0),
-        np.frombuffer(sent, dtype=np.float64),
-    )
+            if missing[reader] == 0:
+                end = task_end[reader] = ready[reader] + seconds[reader]
+                queued = _push(queue_time, queue_device, queued, end, device_of[reader], by_time)
 
 
-def _list_facts(compiled: Compiled) -> list[tuple[float, int]]:
-    """Seconds and device of every task; tasks of a kind on a device share one tuple."""
-    tasks = compiled.tasks
-    key = tasks.seat * len(KINDS) + tasks.kind
-    seconds, device = (np.zeros(int(key.max(initial=-1)) + 1) for _ in range(2))
-    seconds[key], device[key] = tasks.seconds, tasks.device
-    known = list(zip(seconds.tolist(), device.astype(np.int64).tolist(), strict=True))
-    return [known[each] for each in key.tolist()]
+def _push(
+    queue_time: Floats, queue_device: Ints, queued: int, time: float, device: int, by_time: bool
+) -> int:
+    """Add an entry, at its place in the heap or at the end; the new number of entries."""
+    place = queued
+    while by_time and place > 0:
+        parent = (place - 1) >> 1
+        above, other = queue_time[parent], queue_device[parent]
+        if above < time or (above == time and other < device):
+            break
+        queue_time[place], queue_device[place] = above, other
+        place = parent
+    queue_time[place], queue_device[place] = time, device
+    return queued + 1
 
 
-def _list_links(compiled: Compiled) -> list[tuple[int, float, float]]:
-    """Channel, seconds and latency of every message; those of a wire share one tuple."""
-    wires = compiled.wires
-    columns = wires.channel.tolist(), wires.seconds.tolist(), wires.latency_s.tolist()
-    known = list(zip(*columns, strict=True))
-    return [known[wire] for wire in compiled.messages.wire.tolist()]
-
-
-def _list_posts(compiled: Compiled) -> list[Iterator[int]]:
-    """For each device the messages that it posts, with -1 where a task stands, to be read once."""
-    first, num_slots = compiled.post_first, len(compiled.post_first) - 1
-    slot = np.repeat(np.arange(num_slots), np.diff(first))
-    stream = np.full(len(slot) + num_slots, -1, dtype=np.int64)
-    stream[np.arange(len(slot)) + slot] = compiled.post_message
-    device_slot = compiled.tasks.first + np.arange(len(compiled.tasks.first))
-    bounds = (first[np.minimum(device_slot, num_slots)] + device_slot).tolist()
-    return [iter(array("q", stream[a:b].tobytes())) for a, b in pairwise(bounds)]
-
-
-def _map_groups(compiled: Compiled) -> dict[int, list[int]]:
-    """All-reduces: task -> the tasks that must meet."""
-    parts = np.split(compiled.group_task, compiled.group_first[1:-1])
-    return {task: members for members in map(np.ndarray.tolist, parts) for task in members}
+def _sift_down(queue_time: Floats, queue_device: Ints, queued: int) -> None:
+    """Move the first entry of a heap of `queued` down to its place."""
+    time, device = queue_time[0], queue_device[0]
+    place = 0
+    child = 1
+    while child < queued:
+        right = child + 1
+        if right < queued and (
+            queue_time[right] < queue_time[child]
+            or (
+                queue_time[right] == queue_time[child] and queue_device[right] < queue_device[child]
+            )
+        ):
+            child = right
+        below, other = queue_time[child], queue_device[child]
+        if time < below or (time == below and device < other):
+            break
+        queue_time[place], queue_device[place] = below, other
+        place = child
+        child = 2 * place + 1
+    queue_time[place], queue_device[place] = time, device

@@ -50,7 +50,7 @@ def _split(tasks: Sequence[Task], lag: int) -> list[Task]:
 
 SCHEDULES: dict[str, BuildSchedule] = {
     **FIXED,
-    "list": lambda priced: build_schedule(priced, name="list", time_limit_s=0.1).schedule,
+    "list": lambda priced: build_schedule(priced, name="list", effort=0.1).schedule,
     "split": split_1f1b,
 }
 

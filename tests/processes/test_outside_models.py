@@ -37,7 +37,7 @@ def search_outside(name: str) -> Plan:
         micro_batch_sizes=(MICRO_BATCH_SIZE,),
         optimizer="momentum",
         objective="memory",  # So small a model is fastest on one device.
-        time_limit_s=1.0,
+        effort=0.2,
         baselines=False,
     )
     return search_plan(load_outside(name)[1].graph, find_cluster("cpu", gpus=NUM_RANKS), options)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from graphplan.errors import CutError
 from graphplan.nouns.cluster import Cluster, Link
 from graphplan.nouns.plan import PlannedModel
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition.answer import Evaluate
-from graphplan.partition.assemble import Part, assemble_stages
+from graphplan.partition.assemble import Draft, Part, assemble_stages
 from tests.pure.problems import make_cluster, make_problem_by_hand
 
 
@@ -43,13 +42,19 @@ def make_random_problem(
     )
 
 
-def find_best_cut(problem: Problem, evaluate: Evaluate) -> float:
+def find_best_cut(problem: Problem, evaluate: Callable[[StageGraph], float]) -> float:
     """The best step of all stages, device groups and (common) micro-batch sizes."""
     return min((evaluate(stages) for stages in list_cuts(problem)), default=math.inf)
 
 
 def list_cuts(problem: Problem) -> Iterator[StageGraph]:
     """Every stage graph on equal devices, without recomputation, up to renaming devices."""
+    for _, stages in list_drafts(problem):
+        yield stages
+
+
+def list_drafts(problem: Problem) -> Iterator[tuple[Draft, StageGraph]]:
+    """The same with their drafts."""
     for blocks in list_partitions(problem.num_nodes):
         for groups in list_groups(len(problem.cluster.devices), len(blocks)):
             for chosen in itertools.product(groups, repeat=len(blocks)):
@@ -58,12 +63,12 @@ def list_cuts(problem: Problem) -> Iterator[StageGraph]:
                 for size in problem.micro_batch_sizes:
                     if any(size % len(group) for group in groups):
                         continue
-                    parts = [
+                    draft = tuple(
                         Part(nodes=block, devices=group, micro_batch_size=size)
                         for block, group in zip(blocks, chosen, strict=True)
-                    ]
+                    )
                     try:
-                        yield assemble_stages(problem, parts)
+                        yield draft, assemble_stages(problem, draft)
                     except CutError:
                         break
 

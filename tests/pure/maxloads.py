@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 from graphplan.cost.model import CostModel
 from graphplan.errors import CutError
 from graphplan.nouns.cluster import Link
-from graphplan.nouns.plan import PlannedModel
+from graphplan.nouns.plan import Bound, PlannedModel
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.contest import Contest, run_through
+from graphplan.planner.options import SearchOptions
+from graphplan.planner.search import PlanSearch
 from tests.pure.problems import make_cluster, make_problem_by_hand
 
 CHAIN = [(0, 1), (1, 2), (2, 3)]
@@ -25,10 +26,67 @@ SLOW = Link(bandwidth_bytes_per_s=64.0, latency_s=0.01)
 PLANNERS = ("data-parallel", "equal", "chain", "downset", "ilp")
 
 
-def ask(problem: Problem, planner: str, *, time_limit_s: float = 20.0) -> Answer:
-    """The answer of a planner under the 1F1B evaluation."""
-    evaluate = make_evaluator(CostModel(problem))
-    return solve_problem(problem, planner, Request(evaluate=evaluate, time_limit_s=time_limit_s))
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The fastest that a planner proposed."""
+
+    stages: StageGraph
+    step_s: float
+    bound: Bound
+    note: str
+    num_judged: int
+
+    @property
+    def gap(self) -> float:
+        """step / bound - 1."""
+        return self.step_s / self.bound.step_s - 1 if self.bound.step_s else 0.0
+
+
+def ask(
+    problem: Problem,
+    planner: str,
+    *,
+    searched: bool = False,
+    effort: float = 1.0,
+    seed: int = 0,
+) -> Answer:
+    """The answer of a planner, judged by its 1F1B order or, if `searched`, by rehearsals."""
+    options = SearchOptions(
+        planner=planner,
+        schedule="auto" if searched else "interleaved",
+        effort=effort,
+        seed=seed,
+        baselines=False,
+    )
+    return finish(open_contest(problem, options))
+
+
+def open_contest(problem: Problem, options: SearchOptions) -> Contest:
+    """A contest in which the planner has proposed all that it has to say; auto, before any plan is
+    scheduled."""
+    cost = CostModel(problem)
+    if options.planner == "auto":
+        search = PlanSearch(cost, options)
+        next((each for each in search.run() if each.phase == "schedules"), None)
+        return search.contest
+    contest = Contest(cost, options)
+    run_through(contest.ask(options.planner))
+    return contest
+
+
+def finish(contest: Contest) -> Answer:
+    """What a contest has found; an error that says why that is nothing."""
+    found = contest.merge()
+    if found.best is None:
+        raise contest.refuse(found)
+    fastest = min(found.step_by_stages, key=lambda stages: found.step_by_stages[stages])
+    return Answer(
+        stages=fastest,
+        step_s=found.step_s,
+        bound=contest.bound,
+        note=found.note,
+        num_judged=found.num_judged,
+    )
 
 
 def list_partitions(num_nodes: int) -> Iterator[list[tuple[int, ...]]]:

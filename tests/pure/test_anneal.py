@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphplan.nouns.maxload import MaxLoad
-from graphplan.partition.downset import solve_maxload as solve_exactly
 from graphplan.partition.maxload.anneal import Annealer
 from graphplan.partition.maxload.cover import Chain
-from graphplan.partition.maxload.default import solve_maxload
 from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import make_parts_answer, measure_load
-from graphplan.partition.maxload.wide import improve_widely
-from graphplan.referee import check_parts
+from graphplan.partition.maxload.maxload import MaxLoad
 from tests.pure.maxloads import brute_force, make_maxload, maxloads
 from tools.families import RECIPES, describe_gnmt, describe_nasnet, pose_load
+from tools.maxload.default import solve_maxload
+from tools.maxload.downset import solve_maxload as solve_exactly
+from tools.maxload.referee import check_parts
+from tools.maxload.wide import improve_widely
 
 
 def check_chain(problem: MaxLoad, chain: Chain) -> None:
@@ -30,19 +30,19 @@ def check_chain(problem: MaxLoad, chain: Chain) -> None:
 
 def make_layers(seed: int, *, width: int = 4, depth: int = 5, num_parts: int = 3) -> MaxLoad:
     """Random layers with whole numbers."""
-    words = random.Random(seed)
+    rng = random.Random(seed)
     edges = [
-        (r * width - width + words.randrange(width), r * width + i)
+        (r * width - width + rng.randrange(width), r * width + i)
         for r in range(1, depth)
         for i in range(width)
         for _ in range(2)
     ]
     count = width * depth
     return make_maxload(
-        [float(words.randint(1, 9)) for _ in range(count)],
+        [float(rng.randint(1, 9)) for _ in range(count)],
         edges,
         num_parts=num_parts,
-        tensor_s=[float(words.randint(0, 5)) for _ in range(count)],
+        tensor_s=[float(rng.randint(0, 5)) for _ in range(count)],
     )
 
 
@@ -52,7 +52,7 @@ def test_annealed_cuts_are_legal_and_no_worse(problem: MaxLoad, seed: int) -> No
     chain = find_incumbent(problem)
     if chain is None:
         return
-    found = Annealer(problem).run(chain, num_moves=400, seed=seed, is_late=lambda: False)
+    found = Annealer(problem).run(chain, num_moves=400, seed=seed)
     assert found.value_s <= chain.value_s
     check_chain(problem, found)
     best_s = brute_force(problem)
@@ -75,10 +75,7 @@ def test_the_same_seed_anneals_alike() -> None:
     problem = pose_load(describe_gnmt(layers=4, steps=6), 4, tensor_share=1.0)
     chain = find_incumbent(problem)
     assert chain is not None
-    found = [
-        Annealer(problem).run(chain, num_moves=20_000, seed=seed, is_late=lambda: False)
-        for seed in (1, 1)
-    ]
+    found = [Annealer(problem).run(chain, num_moves=20_000, seed=seed) for seed in (1, 1)]
     assert found[0] == found[1]
 
 

@@ -18,7 +18,7 @@ from tools.bench_partition import (
     simulate_sequentially,
 )
 
-WORKLOADS = Path(__file__).resolve().parents[2] / "profiles" / "workloads"
+WORKLOADS = Path(__file__).resolve().parents[2] / "tools" / "workloads"
 LOAD = "maxload-layers-bert24-training.json"
 PROFILED = "profiled-pipedream-vgg16.json"
 

@@ -1,11 +1,11 @@
-"""The graph planner: against trying every cut, other planners, the referee and the clock."""
+"""The graph planner: against trying every cut, other planners and the referee."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import random
-import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -16,9 +16,6 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import NoFeasiblePlan
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
 from graphplan.nouns.problem import Problem, Save, Tie
-from graphplan.nouns.stages import StageGraph
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.partition.dag.decompose import Parallel, decompose_order
 from graphplan.partition.dag.fold import fold_nodes, fold_problem, set_riders_aside
@@ -26,25 +23,21 @@ from graphplan.partition.dag.order import reduce_edges
 from graphplan.partition.dag.work import measure_times
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.scene import is_legal_draft
-from graphplan.partition.drafts.seeds import make_draft
 from graphplan.partition.trees.lattice import list_down_sets
 from graphplan.partition.trees.line import Line
 from graphplan.partition.trees.riders import join_riders
-from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.contest import Contest
+from graphplan.planner.judge import evaluate_stages
+from graphplan.planner.options import SearchOptions
 from graphplan.referee import check_stages
-from tests.pure.cuts import find_best_cut, list_cuts, make_model, make_random_problem
+from tests.pure import questions
+from tests.pure.cuts import find_best_cut, list_drafts, make_model, make_random_problem
 from tests.pure.problems import make_cluster, make_problem_by_hand
 
 
-def ask(problem: Problem, name: str = "graph", *, seed: int = 0, limit_s: float = 5.0) -> Answer:
-    """The answer of a planner that never runs out of time; a long limit lets it ask others."""
-    request = Request(
-        evaluate=make_evaluator(CostModel(problem)),
-        time_limit_s=limit_s,
-        seed=seed,
-        started_s=time.perf_counter() + 1e6,
-    )
-    return solve_problem(problem, name, request)
+def ask(problem: Problem, name: str = "graph", *, seed: int = 0) -> questions.Answer:
+    """The answer of a planner."""
+    return questions.ask(problem, name, seed=seed)
 
 
 def branches(num_branches: int, length: int, *, num_devices: int, batch_size: int = 32) -> Problem:
@@ -71,8 +64,7 @@ def branches(num_branches: int, length: int, *, num_devices: int, batch_size: in
 def test_as_good_as_the_best_cut_of_a_small_problem(seed: int) -> None:
     """On four nodes and two devices no cut is better."""
     problem = make_random_problem(random.Random(seed), 4, 2, micro_batch_sizes=(2, 8))
-    evaluate = make_evaluator(CostModel(problem))
-    best_s = find_best_cut(problem, evaluate)
+    best_s = find_best_cut(problem, partial(evaluate_stages, CostModel(problem)))
     assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
 
 
@@ -95,15 +87,15 @@ def test_every_dag_of_three_nodes_is_cut_best(edges: tuple[tuple[int, int], ...]
         flow_elements=100,
         trained_elements=[1000, 0, 5000],
     )
-    best_s = find_best_cut(problem, make_evaluator(CostModel(problem)))
+    best_s = find_best_cut(problem, partial(evaluate_stages, CostModel(problem)))
     assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
 
 
-def test_never_worse_than_other_planners() -> None:
+def test_auto_is_never_worse_than_other_planners() -> None:
     """Five nodes, three devices: every other planner's answer is at best as good."""
     problem = make_random_problem(random.Random(7), 5, 3)
-    ours = ask(problem, limit_s=60.0)
-    for name in ("data-parallel", "equal", "chain", "graphpipe"):
+    ours = ask(problem, "auto")
+    for name in ("data-parallel", "equal", "chain", "graphpipe", "graph"):
         assert ours.step_s <= ask(problem, name).step_s * (1 + 1e-9)
     assert ours.bound.step_s <= ours.step_s
 
@@ -136,9 +128,9 @@ def test_answers_pass_the_referee(name: str, seed: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    """Two searches find the same stages, whatever the time limit."""
+    """Two searches judge as many drafts and find the same stages."""
     problem = make_random_problem(random.Random(5), 5, 2)
-    assert ask(problem, seed=1).stages == ask(problem, seed=1, limit_s=7.0).stages
+    assert ask(problem, seed=1) == ask(problem, seed=1)
 
 
 def test_pinned_nodes_run_where_they_are_pinned() -> None:
@@ -249,44 +241,19 @@ def test_faster_devices_get_more() -> None:
     assert answer.step_s <= 64 * 8 * 3.0 / 4 * 1.1
 
 
-class Interrupting:
-    """An evaluation that is interrupted after some calls."""
-
-    def __init__(self, problem: Problem, num_calls: int) -> None:
-        self.evaluate = make_evaluator(CostModel(problem))
-        self.left = num_calls
-
-    def __call__(self, stages: StageGraph) -> float:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return self.evaluate(stages)
-
-
-@pytest.mark.parametrize("name", ["graph", "auto"])
-def test_an_interrupt_returns_the_best_so_far(name: str) -> None:
-    """The answer is there at once, with what was evaluated before the interrupt."""
+@pytest.mark.parametrize("name", ["graph", "graphpipe", "chain"])
+def test_who_stops_reading_has_the_best_so_far(name: str) -> None:
+    """After every draft, what was judged until then is there, and the judge was asked no more."""
     problem = make_random_problem(random.Random(1), 6, 2)
-    evaluate = Interrupting(problem, 10)
-    answer = solve_problem(problem, name, Request(evaluate=evaluate, time_limit_s=60.0))
-    assert answer.step_s < float("inf")
-    assert evaluate.left == -1
-
-
-def test_progress_is_told_with_every_better_answer() -> None:
-    """Steps fall, bounds hold, the last one is the answer's."""
-    problem = make_random_problem(random.Random(2), 6, 2)
-    told: list[tuple[float, float]] = []
-    request = Request(
-        evaluate=make_evaluator(CostModel(problem)),
-        time_limit_s=60.0,
-        progress=lambda step_s, bound_s: told.append((step_s, bound_s)),
-    )
-    answer = solve_problem(problem, "graph", request)
-    steps = [step_s for step_s, _ in told]
+    contest = Contest(CostModel(problem), SearchOptions(planner=name))
+    steps = []
+    for _ in itertools.islice(contest.ask(name), 200):
+        found = contest.merge()
+        steps.append(found.step_s)
+        assert (found.best is None) == (found.step_s == float("inf"))
+        assert found.num_judged >= len(found.step_by_stages)
     assert steps == sorted(steps, reverse=True)
-    assert steps[-1] == answer.step_s
-    assert all(bound_s <= step_s for step_s, bound_s in told)
+    assert contest.bound.step_s <= steps[-1] < float("inf")
 
 
 # -- the parts of the search -----------------------------------------------------------------------
@@ -386,15 +353,14 @@ def test_appraisals_are_close_to_evaluations(seed: int) -> None:
     """Of all cuts with one stage a device, nine in ten are appraised within a tenth."""
     problem = make_random_problem(random.Random(seed), 4, 3, micro_batch_sizes=(1, 4))
     cost = CostModel(problem)
-    evaluate, appraiser = make_evaluator(cost), Appraiser(cost)
+    appraiser = Appraiser(cost)
     ratios = []
-    for stages in list_cuts(problem):
-        draft = make_draft(cost, stages)
+    for draft, stages in list_drafts(problem):
         assert is_legal_draft(problem, draft)
         appraisal = appraiser.appraise(draft)
         assert appraisal is not None
         if len({part.devices for part in draft}) == len(draft):
-            ratios.append(appraisal.step_s / evaluate(stages))
+            ratios.append(appraisal.step_s / evaluate_stages(cost, stages))
     close = sum(0.9 < ratio < 1.1 for ratio in ratios)
     assert close >= 0.9 * len(ratios)
 

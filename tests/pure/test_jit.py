@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import pytest
 
 from graphplan.jit import compile_loop
-
-numba = pytest.importorskip("numba")
 
 
 def add_up(count: int) -> int:
@@ -22,8 +21,9 @@ def add_up(count: int) -> int:
 
 def test_a_compiled_loop_is_the_same_function() -> None:
     """Compiled for integers, with the same sum."""
-    compiled: Any = compile_loop(add_up)
-    assert compiled(1000) == add_up(1000)
+    loop = compile_loop(add_up)
+    assert loop(1000) == loop.plain(1000) == add_up(1000)
+    compiled: Any = loop.compiled
     assert compiled.signatures
 
 

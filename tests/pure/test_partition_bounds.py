@@ -12,6 +12,9 @@ from graphplan.nouns.cluster import Link
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.partition.bounds.bound import bound_step
+from graphplan.partition.bounds.costs import collect_costs
+from graphplan.partition.bounds.groupbound import bound_starts
+from graphplan.partition.bounds.ways import measure_heads
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.onefoneb import build_1f1b
@@ -76,6 +79,35 @@ def test_no_plan_with_replicas_beats_the_bound(problem: Problem) -> None:
     bound = bound_step(problem)
     for stages in list_plans(problem):
         assert bound.step_s <= measure_best_schedule(problem, stages) * (1 + 1e-9), bound.proof
+
+
+def test_the_work_before_a_node_is_that_of_its_own_micro_batch() -> None:
+    """A node that only pays with all eight samples at once waits until all of them have passed the
+    eight nodes before it, which take 8 s a sample on the four devices: 16 s at the least."""
+    edges = [(u, 8) for u in range(8)]
+    problem = make_problem_by_hand([1.0] * 8 + [0.0], edges, overhead_s=0.0)
+    costs = collect_costs(problem)
+    heads = measure_heads(problem, costs)[:, 8]
+    assert heads.tolist() == pytest.approx([2.0, 4.0, 8.0, 16.0])
+
+
+def test_devices_without_replicas_wait_for_their_first_tensor() -> None:
+    """Two nodes in a row whose weights nobody can afford to reduce: the second device idles for the
+    first sample, 1 s, and its 4 bytes on a link of 4 B/s, 1 s: (4 (3 + 3) + 2) / 2 s."""
+    link = Link(bandwidth_bytes_per_s=4.0, latency_s=0.0)
+    problem = make_problem_by_hand(
+        [1, 1],
+        [(0, 1)],
+        batch_size=4,
+        micro_batch_sizes=(1, 2, 4),
+        trained_elements=[10**3, 10**3],
+        cluster=make_cluster(2, inside=link),
+    )
+    costs = collect_costs(problem)
+    alone = {1: costs.work.min(axis=0) + costs.updating}
+    heads = measure_heads(problem, costs)
+    bound = bound_starts(problem, costs, alone, heads, single_s=0.0, least_s=0.0)
+    assert bound.step_s == pytest.approx(13.0, rel=1e-3)
 
 
 def test_pinned_nodes_bound_by_their_device() -> None:

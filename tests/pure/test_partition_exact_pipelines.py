@@ -1,11 +1,11 @@
-"""Pipelines: planners never beat brute force, obey pins and limits, and answer in time."""
+"""Pipelines: planners never beat brute force, obey pins and limits, and may be stopped."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import pytest
@@ -16,13 +16,12 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption, NoFeasiblePlan, UnknownName
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
 from graphplan.nouns.problem import Problem
-from graphplan.nouns.stages import StageGraph
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Request
 from graphplan.partition.pipelines.grid import Grid
 from graphplan.partition.pipelines.intervals import Intervals
 from graphplan.partition.pipelines.pipeline import StageList, StageTables, cut_pipeline
-from graphplan.planner.evaluate import make_evaluator
+from graphplan.planner.contest import Contest
+from graphplan.planner.judge import evaluate_stages
+from graphplan.planner.options import SearchOptions
 from graphplan.referee import check_stages
 from tests.pure.problems import make_cluster, make_problem_by_hand
 from tests.pure.questions import CHAIN, DIAMOND, PLANNERS, ask, describe, list_plans, problems
@@ -32,7 +31,7 @@ from tests.pure.questions import CHAIN, DIAMOND, PLANNERS, ask, describe, list_p
 @given(problems(max_nodes=3, max_devices=2))
 def test_planners_are_legal_and_no_better_than_everything(problem: Problem) -> None:
     """The referee accepts every answer; none is below the bound or the best of all plans."""
-    evaluate = make_evaluator(CostModel(problem))
+    evaluate = partial(evaluate_stages, CostModel(problem))
     best_s = min(map(evaluate, list_plans(problem)))
     for planner in PLANNERS:
         answer = ask(problem, planner)
@@ -190,48 +189,25 @@ def test_unknown_planners_are_refused() -> None:
         ask(make_problem_by_hand([1], []), "chian")
 
 
-# -- time and interrupts ---------------------------------------------------------------------------
+# -- stopping --------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_returns_the_best_so_far() -> None:
-    """The third evaluation is interrupted; the better of the first two is the answer."""
-    problem = make_problem_by_hand([1, 2, 3, 4], CHAIN)
-    inner = make_evaluator(CostModel(problem))
-    seen: list[float] = []
-
-    def evaluate(stages: StageGraph) -> float:
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        seen.append(inner(stages))
-        return seen[-1]
-
-    answer = solve_problem(problem, "equal", Request(evaluate=evaluate))
-    assert answer.step_s == min(seen)
-
-
-def test_progress_tells_every_gain() -> None:
-    """Step times fall, the bound stays."""
+@pytest.mark.parametrize("planner", ["equal", "chain"])
+def test_the_best_so_far_is_there_after_every_draft(planner: str) -> None:
+    """Step times fall, the bound stays below; whoever stops has the better of what was judged."""
     problem = make_problem_by_hand([1, 2, 3, 4], CHAIN, overhead_s=0.3)
-    told: list[tuple[float, float]] = []
-    request = Request(
-        evaluate=make_evaluator(CostModel(problem)),
-        progress=lambda step_s, bound_s: told.append((step_s, bound_s)),
-    )
-    answer = solve_problem(problem, "chain", request)
-    assert [step for step, _ in told] == sorted({step for step, _ in told}, reverse=True)
-    assert told[-1] == (answer.step_s, answer.bound.step_s)
+    contest = Contest(CostModel(problem), SearchOptions(planner=planner))
+    told = [contest.merge().step_s for _ in contest.ask(planner)]
+    assert told == sorted(told, reverse=True)
+    assert told[-1] == contest.merge().step_s == ask(problem, planner, searched=True).step_s
+    assert contest.bound.step_s <= told[-1]
 
 
-def test_a_passed_deadline_still_answers() -> None:
-    """With no time at all the first thing that fits is returned."""
-    problem = make_problem_by_hand([1, 2, 3, 4], CHAIN)
-    request = Request(
-        evaluate=make_evaluator(CostModel(problem)),
-        time_limit_s=1e-9,
-        started_s=time.perf_counter() - 1,
-    )
-    for planner in ("data-parallel", "equal"):
-        assert solve_problem(problem, planner, request).step_s < math.inf
+def test_a_planner_is_asked_once() -> None:
+    """The second question is answered by what is known."""
+    contest = Contest(CostModel(make_problem_by_hand([1, 2, 3, 4], CHAIN)), SearchOptions())
+    assert len(list(contest.ask("equal"))) > 0
+    assert list(contest.ask("equal")) == []
 
 
 def test_sequences_of_sizes_are_swept() -> None:

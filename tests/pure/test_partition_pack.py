@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphplan.nouns.problem import Problem
-from graphplan.partition.assemble import Part
+from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.drafts.pack import pack_groups
-from graphplan.partition.drafts.scene import Draft, is_legal_draft
+from graphplan.partition.drafts.scene import is_legal_draft
 from tests.pure.problems import make_cluster, make_problem_by_hand
 
 

@@ -22,7 +22,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.planner.collect import schedule_prices
-from graphplan.planner.evaluate import evaluate_stages
+from graphplan.planner.judge import evaluate_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import search_plan
@@ -31,7 +31,7 @@ from graphplan.planner.whatif import compare_planners, simulate_plan
 from graphplan.referee import check_plan
 from tests.pure.opgraphs import graph, mlp, op, spec
 
-QUICK = SearchOptions(batch_size=32, planner="chain", time_limit_s=60.0)
+QUICK = SearchOptions(batch_size=32, planner="chain")
 EQUAL = SearchOptions(
     batch_size=32, planner="equal", schedule="1f1b", micro_batch_sizes=(4,), baselines=False
 )
@@ -115,6 +115,9 @@ def test_unknown_names_are_refused_before_any_work() -> None:
     for limit_s in (0, -1, math.nan, math.inf):
         with pytest.raises(InvalidOption, match="time limit"):
             SearchOptions(time_limit_s=limit_s)
+    for effort in (0, -1, math.nan, math.inf, 1001):
+        with pytest.raises(InvalidOption, match="effort"):
+            SearchOptions(effort=effort)
 
 
 def test_simulating_elsewhere_needs_the_model() -> None:
@@ -245,7 +248,7 @@ def test_pins_that_the_baselines_cannot_obey_do_not_stop_the_search() -> None:
         msgspec.structs.replace(each, module=each.name.partition("l")[0]) for each in towers().ops
     ]
     model = msgspec.structs.replace(towers(), ops=tuple(pinned))
-    options = SearchOptions(batch_size=32, time_limit_s=1.0, pins={"t0": 0, "t1": 1})
+    options = SearchOptions(batch_size=32, effort=0.25, pins={"t0": 0, "t1": 1})
     plan = search_plan(model, find_cluster("summit", gpus=2), options)
     assert "data-parallel" not in plan.baselines
     device_by_op = {op: stage.devices for stage in plan.stages.stages for op in stage.ops}
@@ -256,7 +259,7 @@ def test_pins_that_the_baselines_cannot_obey_do_not_stop_the_search() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "kfkb"])
 def test_a_schedule_of_one_stage_a_device_gets_stages_that_it_can_order(schedule: str) -> None:
     """The search put several stages on a device and then refused its own plan."""
-    options = SearchOptions(batch_size=100, schedule=schedule, time_limit_s=1.0)
+    options = SearchOptions(batch_size=100, schedule=schedule, effort=0.25)
     plan = search_plan(towers(3, 3, 64), find_cluster("summit", gpus=3), options)
     devices = [device for stage in plan.stages.stages for device in stage.devices]
     assert len(set(devices)) == len(devices)
@@ -297,5 +300,5 @@ def test_wide_weights_under_mixed_precision_make_a_legal_plan() -> None:
     weights = {"w": spec(64, 64, dtype="complex64")}
     ops = [op("y", "linear(%0, @0)", ("x",), spec("b", 64), weights=("w",))]
     model = graph(ops, inputs={"x": spec("b", 64)}, weights=weights)
-    options = SearchOptions(batch_size=8, precision="float16", mixed=True, time_limit_s=1.0)
+    options = SearchOptions(batch_size=8, precision="float16", mixed=True, effort=0.25)
     assert not check_plan(search_plan(model, find_cluster(None, gpus=1), options)).violations

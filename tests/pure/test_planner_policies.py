@@ -32,9 +32,7 @@ from tests.pure.opgraphs import mlp
 STREAMING: list[PolicyName] = [
     "naive", "stash", "vertical-sync", "2bw", "predict", "spectrain1", "spectrain2"
 ]  # fmt: skip
-ASKED = SearchOptions(
-    batch_size=64, micro_batch_sizes=(4,), planner="equal", baselines=False, time_limit_s=20.0
-)
+ASKED = SearchOptions(batch_size=64, micro_batch_sizes=(4,), planner="equal", baselines=False)
 
 
 def search(graph: OpGraph | None = None, cluster: Cluster | None = None, **options: object) -> Plan:
@@ -123,7 +121,7 @@ def test_stages_that_share_devices_are_told_too(devices: tuple[int, ...]) -> Non
     ]
     stages = assemble_stages(cost.problem, parts)
     flush = schedule_prices(cost.price_stages(stages), WeightPolicy(), schedule="list")
-    offers = offer_policies(cost, stages, options, time_limit_s=2.0)
+    offers = offer_policies(cost, stages, options, effort=2.0)
     assert [offer.policy.name for offer in offers] == ["2bw", "predict", "stash"]
     for offer in offers:
         ideal_s = 8 * measure_period(cost.price_stages(stages, offer.policy), 8)

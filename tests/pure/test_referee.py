@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given, settings
 
 from graphplan.errors import InvalidProgram
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad, PartsAnswer
 from graphplan.nouns.plan import Plan, PlannedModel
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, parse_program, parse_schedule
 from graphplan.nouns.stages import Stage, StageEdge, StageGraph
 from graphplan.nouns.tensor import TensorSpec
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad, PartsAnswer
 from graphplan.referee import (
     Verdict,
-    check_parts,
     check_plan,
     check_program,
     check_schedule,
@@ -34,6 +33,7 @@ from graphplan.simulate import simulate_program
 from tests.pure.legal import legal_plans
 from tests.pure.strategies import chain_prices, dag_prices
 from tests.pure.test_simulate_properties import programs
+from tools.maxload.referee import check_parts
 
 FLUSH = WeightPolicy()
 replace = msgspec.structs.replace

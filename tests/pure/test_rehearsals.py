@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import time
 
 import msgspec
 import pytest
@@ -12,40 +11,37 @@ import pytest
 from graphplan.cost.model import CostModel
 from graphplan.nouns.cluster import Cluster, Link
 from graphplan.nouns.problem import Problem
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.partition.bounds.bound import bound_step
 from graphplan.partition.drafts.appraise import Appraiser
-from graphplan.partition.drafts.finals import choose_finalists, count_rehearsals
-from graphplan.partition.drafts.seeds import make_draft
-from graphplan.planner.collect import schedule_stages
-from graphplan.planner.evaluate import (
-    MAX_REHEARSED_TASKS,
-    evaluate_stages,
-    make_evaluator,
-    make_rehearser,
-    rehearse_stages,
+from graphplan.partition.improve import (
+    LEAST_JUDGED,
+    MOST_JUDGED,
+    choose_finalists,
+    count_judgements,
 )
+from graphplan.planner.collect import schedule_stages
+from graphplan.planner.judge import MAX_REHEARSED_TASKS, evaluate_stages, rehearse_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.referee import check_stages
 from graphplan.schedule.auto import count_tasks
 from graphplan.schedule.bound import bound_schedule
-from tests.pure.cuts import find_best_cut, list_cuts, make_model, make_random_problem
+from tests.pure import questions
+from tests.pure.cuts import (
+    find_best_cut,
+    list_cuts,
+    list_drafts,
+    make_model,
+    make_random_problem,
+)
 from tests.pure.problems import make_cluster, make_problem_by_hand
 
 PLANNERS = ("data-parallel", "equal", "chain", "2bw", "downset", "graphpipe", "graph")
 
 
-def ask(problem: Problem, name: str = "graph", *, rehearses: bool = True) -> Answer:
-    """The answer of a planner that never runs out of time."""
-    cost = CostModel(problem)
-    request = Request(
-        evaluate=make_evaluator(cost),
-        rehearse=make_rehearser(cost) if rehearses else None,
-        started_s=time.perf_counter() + 1e6,
-    )
-    return solve_problem(problem, name, request)
+def ask(problem: Problem, name: str = "graph", *, searched: bool = True) -> questions.Answer:
+    """The answer of a planner."""
+    return questions.ask(problem, name, searched=searched)
 
 
 # -- rehearsals ------------------------------------------------------------------------------------
@@ -69,7 +65,7 @@ def test_rehearsals_are_close_to_schedules(seed: int) -> None:
     cost = CostModel(problem)
     ratios = [
         rehearse_stages(cost, stages)
-        / schedule_stages(cost, stages, SearchOptions(), time_limit_s=0.05).prediction.step_s
+        / schedule_stages(cost, stages, SearchOptions(), effort=0.05).prediction.step_s
         for stages in list(list_cuts(problem))[::4]
     ]
     assert sum(ratio < 1.04 for ratio in ratios) >= 0.9 * len(ratios)
@@ -93,8 +89,7 @@ def test_relaxed_appraisals_are_close_to_rehearsals(seed: int) -> None:
     cost = CostModel(problem)
     plain, relaxed = Appraiser(cost), Appraiser(cost, relaxed=True)
     ratios = []
-    for stages in list_cuts(problem):
-        draft = make_draft(cost, stages)
+    for draft, stages in list_drafts(problem):
         first, second = plain.appraise(draft), relaxed.appraise(draft)
         assert first is not None
         assert second is not None
@@ -137,16 +132,16 @@ def test_finalists_are_the_best_and_of_every_kind() -> None:
     assert choose_finalists(steps, 9) == [drafts[i] for i in (0, 1, 2, 5, 3)]
 
 
-def test_stages_that_are_too_many_are_not_rehearsed() -> None:
-    """A chain of 2,000 stages would take minutes; of two, a few milliseconds."""
-    for num_nodes, least, most in ((2, 50, 100), (2000, 0, 0)):
+def test_fewer_judgements_where_each_takes_longer() -> None:
+    """A round judges 40 drafts of two stages, and not more than a few of 500."""
+    for num_nodes, count in ((2, MOST_JUDGED), (500, LEAST_JUDGED)):
         problem = make_problem_by_hand(
             [1.0] * num_nodes,
             [(i, i + 1) for i in range(num_nodes - 1)],
             cluster=make_cluster(num_nodes),
         )
-        parts = [Part(nodes=(i,), devices=(i,), micro_batch_size=1) for i in range(num_nodes)]
-        assert least <= count_rehearsals(assemble_stages(problem, parts), 8, seconds=1.5) <= most
+        draft = tuple(Part(nodes=(i,), devices=(i,), micro_batch_size=1) for i in range(num_nodes))
+        assert count_judgements(problem, draft) == count
 
 
 # -- what must not change a plan, and what may only help -------------------------------------------
@@ -205,7 +200,7 @@ def test_more_bandwidth_never_hurts(seed: int) -> None:
     before, after = CostModel(slow), CostModel(problem)
     for stages in list_cuts(problem):
         assert evaluate_stages(after, stages) <= evaluate_stages(before, stages) * (1 + 1e-9)
-    assert ask(problem, rehearses=False).step_s <= ask(slow, rehearses=False).step_s * (1 + 1e-9)
+    assert ask(problem, searched=False).step_s <= ask(slow, searched=False).step_s * (1 + 1e-9)
     assert bound_step(problem).step_s <= bound_step(slow).step_s * (1 + 1e-9)
 
 
@@ -223,7 +218,7 @@ def test_more_memory_never_hurts(seed: int) -> None:
             saved_bytes=[500] * 4,
         )
         words = random.Random(seed)
-        answer = ask(problem, rehearses=False)
+        answer = ask(problem, searched=False)
         steps.append(answer.step_s)
         bounds.append(answer.bound.step_s)
     assert steps == sorted(steps, reverse=True)

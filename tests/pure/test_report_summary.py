@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+from typing import get_args
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from graphplan.api import explain
 from graphplan.errors import InvalidFile
 from graphplan.nouns.opgraph import MixingKind
 from graphplan.nouns.plan import MixedOp
 from graphplan.nouns.stages import Stage, StageGraph
 from graphplan.report.labels import count_by_prefix, label_stages, name_modules
-from graphplan.report.limits import find_limits
+from graphplan.report.limits import Topic, find_limits
+from graphplan.report.pageparts import TOPIC_NAMES
 from graphplan.report.spans import split_spans
 from graphplan.report.stagerows import count_in_flight, describe_stages
 from graphplan.report.summary import render_summary, render_text
@@ -50,8 +53,8 @@ GPU 1              0░░░░░0▓▓▓▓▓▓▓▓▓▓▓▓▓1░�
 
 What limits it
 • Stage 1 is 64.7% of the critical path.
-  towers.1.layers.0-3 on GPU 1. It consists of stage 1 64.7%, stage 0 34.4%,
-  transfers 0.8%, latency 0.0%.
+  towers.1.layers.0-3 on GPU 1. It consists of stage 1 64.7%, stage 0 32.4%,
+  update of stage 0 2.1%, transfers 0.8%, 1 more.
 """
 
 
@@ -165,6 +168,24 @@ def test_usage_adds_up() -> None:
     assert findings[0].stage == 6
     assert findings[0].title.startswith("Stage 6 is")
     assert findings[1].title.startswith("GPU 6 works")
+
+
+def test_the_page_has_a_word_for_every_topic() -> None:
+    """It had none for findings on the batch and on learned costs, and stopped at them."""
+    assert set(TOPIC_NAMES) == set(get_args(Topic))
+
+
+def test_all_reduce_and_update_are_named_when_devices_spend_their_time_on_them() -> None:
+    """Two replicas that reduce for longer than they compute; terminal and API say the same."""
+    example = make_plan_example(chain_edges(2), num_micro_batches=2, num_replicas=2, reduce_s=5.0)
+    findings = explain(example.plan)
+    assert findings[0].title.startswith("All-reduce of stage")
+    assert findings[0].topic == "update"
+    told = next(each for each in findings[1:] if each.topic == "update")
+    assert "of its work on all-reduce" in told.title
+    assert "Fewer replicas of stages with many parameters" in told.text
+    text = " ".join(render_text(example.plan, example.timeline).split())
+    assert all(each.title in text for each in findings)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule, parse_schedule
-from graphplan.schedule.draw import draw_schedule, sketch_timeline, time_schedule
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.inflight import count_in_flight
@@ -17,6 +16,7 @@ from graphplan.schedule.interleaved import build_interleaved
 from graphplan.schedule.kfkb import build_kfkb
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.zerobubble import build_zero_bubble
+from tests.pure.pictures import draw_schedule, sketch_timeline, time_schedule
 from tests.pure.strategies import branch_edges, chain_prices, dag_prices, priced_stages
 
 SIZES = [(1, 1), (2, 3), (4, 4), (4, 9), (8, 5), (5, 16)]

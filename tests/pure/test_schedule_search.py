@@ -116,7 +116,7 @@ def test_auto_is_optimal_and_the_bound_holds(
     best = find_best(priced, objective, allow_split=allow_split)
     bound = bound_schedule(priced, allow_split=allow_split)
     assert (bound.span_s if objective == "span" else bound.makespan_s) <= best * (1 + 1e-9)
-    answer = build_schedule(priced, objective=objective, allow_split=allow_split, time_limit_s=5)
+    answer = build_schedule(priced, objective=objective, allow_split=allow_split, effort=5)
     assert answer.step_s == pytest.approx(best)
     assert answer.proven
     assert answer.bound_s <= best * (1 + 1e-9)
@@ -136,7 +136,7 @@ def test_auto_is_optimal_with_shared_devices(priced: PricedStages, objective: Ob
     best = find_best(priced, objective, allow_split=False)
     bound = bound_schedule(priced, allow_split=False)
     assert (bound.span_s if objective == "span" else bound.makespan_s) <= best * (1 + 1e-9)
-    answer = build_schedule(priced, objective=objective, allow_split=False, time_limit_s=5)
+    answer = build_schedule(priced, objective=objective, allow_split=False, effort=5)
     assert answer.step_s == pytest.approx(best)
     assert answer.proven
 
@@ -177,7 +177,7 @@ def test_no_schedule_beats_the_bound(priced: PricedStages, allow_split: bool) ->
 def test_every_schedule_is_legal(priced: PricedStages, name: str) -> None:
     """What is built passes the referee, as a schedule and as a lowered program."""
     try:
-        answer = build_schedule(priced, name=name, time_limit_s=1.0)
+        answer = build_schedule(priced, name=name, effort=1.0)
     except InvalidOption:
         return
     verdict = check_schedule(priced, answer.schedule)
@@ -194,7 +194,7 @@ def test_every_schedule_is_legal(priced: PricedStages, name: str) -> None:
 )
 def test_auto_answers_are_legal(priced: PricedStages, objective: Objective) -> None:
     """auto's schedule is legal, fits, has the time it claims, and is no worse than any other."""
-    answer = build_schedule(priced, objective=objective, time_limit_s=0.5)
+    answer = build_schedule(priced, objective=objective, effort=0.5)
     assert check_schedule(priced, answer.schedule).is_legal
     found = evaluate_schedule(priced, answer.schedule)
     assert found.fits
@@ -270,7 +270,7 @@ def test_more_memory_never_hurts() -> None:
                 transfer_s=1.0,
                 memory_bytes=memory,
             ),
-            time_limit_s=4,
+            effort=4,
         )
         for memory in (2, 4, 8)
     ]
@@ -283,8 +283,8 @@ def test_the_search_is_reproducible() -> None:
     priced = chain_prices(
         5, 6, forward_s=[1, 1.3, 0.7, 1.1, 0.9], backward_s=[2, 2.2, 1.5, 2.1, 2], transfer_s=0.1
     )
-    first = build_schedule(priced, time_limit_s=1.0, seed=3)
-    assert build_schedule(priced, time_limit_s=1.0, seed=3) == first
+    first = build_schedule(priced, effort=1.0, seed=3)
+    assert build_schedule(priced, effort=1.0, seed=3) == first
 
 
 def test_whole_backwards_win_ties() -> None:
@@ -306,7 +306,7 @@ def test_tight_memory_on_shared_devices_does_not_block() -> None:
     their backwards wait for, never ran."""
     priced = chain_prices(12, 8, devices=[(s % 4,) for s in range(12)], memory_bytes=24)
     for name in ("zero-bubble", "interleaved", "list"):
-        answer = build_schedule(priced, name=name, time_limit_s=1.0)
+        answer = build_schedule(priced, name=name, effort=1.0)
         assert check_schedule(priced, answer.schedule).is_legal
 
 
@@ -329,7 +329,7 @@ def test_slimmer_orders_take_no_longer(priced: PricedStages) -> None:
     try:
         bound_s = bound_schedule(priced).makespan_s
         pool = Pool(make_shop(priced), "makespan", bound_s)
-        search_pool(pool, allow_split=True, time_limit_s=0.05, seed=0)
+        search_pool(pool, allow_split=True, effort=0.05, seed=0)
     except GraphplanError:
         assume(False)
     before = pool.best

@@ -62,7 +62,7 @@ def test_contention_only_adds(priced: PricedStages, name: str) -> None:
 def test_receives_are_posted_early_enough() -> None:
     """Where every channel carries one message at a time, lowering costs nothing at all."""
     priced = chain_prices(4, 8, transfer_s=0.5, latency_s=0.25, update_s=1)
-    for schedule in (build_schedule(priced, time_limit_s=1.0).schedule, build_gpipe(priced)):
+    for schedule in (build_schedule(priced, effort=1.0).schedule, build_gpipe(priced)):
         timeline = simulate_program(priced, lower_schedule(priced, schedule, FLUSH))
         assert timeline.makespan_s == pytest.approx(evaluate_schedule(priced, schedule).step_s)
 
@@ -93,4 +93,4 @@ def test_auto_is_the_best_in_the_simulation_too() -> None:
     priced = replace(priced, transfers=transfers)
     rival = build_schedule(priced, name="zero-bubble").schedule
     timeline = simulate_program(priced, lower_schedule(priced, rival, FLUSH))
-    assert schedule_prices(priced, time_limit_s=1.0).prediction.step_s <= timeline.makespan_s
+    assert schedule_prices(priced, effort=1.0).prediction.step_s <= timeline.makespan_s

@@ -65,8 +65,8 @@ def test_modulo_lengthens_the_period_when_memory_is_short() -> None:
 )
 def test_periods_are_possible(priced: PricedStages, allow_split: bool) -> None:
     """Unrolled periods run, and a long batch takes about its length times the period."""
-    schedule = build_modulo(priced, allow_split=allow_split, time_limit_s=1.0)
-    period = solve_period(make_shop(priced), allow_split=allow_split, time_limit_s=1.0)
+    schedule = build_modulo(priced, allow_split=allow_split, effort=1.0)
+    period = solve_period(make_shop(priced), allow_split=allow_split, effort=1.0)
     assert period.period_s >= period.load_s * (1 - 1e-9)
     step_s = evaluate_schedule(priced, schedule).step_s
     first = max(period.starts.values()) + 16
@@ -83,7 +83,7 @@ def test_periods_are_possible(priced: PricedStages, allow_split: bool) -> None:
 def test_steady_programs_are_legal(priced: PricedStages, name: PolicyName) -> None:
     """Every asynchronous policy's program passes the referee, weight versions included."""
     try:
-        policy, schedule = plan_steady(priced, name, time_limit_s=1.0)
+        policy, schedule = plan_steady(priced, name, effort=1.0)
     except InvalidOption:
         assert name == "2bw"  # too few micro-batches for its two versions
         return
@@ -145,4 +145,4 @@ def test_modulo_without_room_is_no_plan() -> None:
     """Memory for less than one micro-batch of both stages of a device is an error."""
     priced = chain_prices(2, 4, devices=[(0,), (0,)], memory_bytes=3)
     with pytest.raises(NoFeasiblePlan):
-        build_modulo(priced, time_limit_s=1.0)
+        build_modulo(priced, effort=1.0)

@@ -1,26 +1,75 @@
-"""The clock of a search hands out what is left of its limit."""
+"""The clock has no say in a search: it may end one, and then the plan says so."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from graphplan.planner.search import Clock
+from graphplan.cost.hardware import find_cluster
+from graphplan.errors import SearchLimit
+from graphplan.planner.options import SearchOptions
+from graphplan.planner.search import Progress, search_plan
+from graphplan.referee import check_plan
+from tests.pure.opgraphs import mlp
+
+SMALL = SearchOptions(batch_size=32, effort=0.25)
+PROGRAM = """
+import sys
+from graphplan.cost.hardware import find_cluster
+from graphplan.files import write_noun
+from graphplan.planner.search import search_plan
+from tests.pure.opgraphs import mlp
+from tests.pure.test_search_clock import SMALL
+write_noun(search_plan(mlp(6, 4096), find_cluster("pcie-8", gpus=4), SMALL), sys.argv[1])
+"""
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_parts_get_what_is_left_until_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that comes late gets less, one that comes early no more than its most."""
-    now_s = 100.0
-    monkeypatch.setattr("time.perf_counter", lambda: now_s)
-    clock = Clock(10.0)
-    now_s = 102.0
-    assert clock.share_until(0.7) == pytest.approx(0.5)
-    assert clock.seconds_until(0.7, most=0.1) == pytest.approx(1.0)
-    now_s = 108.0
-    assert clock.seconds_until(0.7) == 0.0
-    assert clock.share_until(0.7, least=0.25) == 0.25
-    assert clock.seconds_until(1.0) == pytest.approx(2.0)
+def test_a_busy_machine_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Fresh processes, idle and beside busy ones, with other hash seeds, zones and folders."""
+    found = set()
+    for number, busy in enumerate((0, 4)):
+        loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+        path = tmp_path / f"{number}.json"
+        env = os.environ | {"PYTHONHASHSEED": str(number), "TZ": ("UTC", "Asia/Tokyo")[number]}
+        env["PYTHONPATH"] = str(ROOT)
+        try:
+            subprocess.run([sys.executable, "-c", PROGRAM, path], env=env, cwd=tmp_path, check=True)
+        finally:
+            for load in loads:
+                load.kill()
+                load.wait()
+        found.add(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert len(found) == 1
 
 
-def test_no_time_at_all() -> None:
-    """A limit of zero leaves nothing, and divides by nothing."""
-    assert Clock(0.0).seconds_until(1.0) == 0.0
+@pytest.mark.parametrize("when", [0, 1, 3, 10, 30, 100])
+def test_an_interrupted_search_has_a_legal_plan(when: int) -> None:
+    """Ctrl-C at any moment gives the best so far, once there is something."""
+    seen: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) > when and progress.step_s < float("inf"):
+            raise KeyboardInterrupt
+
+    plan = search_plan(mlp(4, 1024), find_cluster("summit", gpus=4), SMALL, watch=watch)
+    assert plan.provenance.ended == "user"
+    assert not check_plan(plan).violations
+
+
+def test_a_guard_that_fires_is_told() -> None:
+    """A plan in so short a time, or an error that says how to let the search finish."""
+    options = SearchOptions(batch_size=32, time_limit_s=1e-9)
+    try:
+        plan = search_plan(mlp(4, 1024), find_cluster("summit", gpus=4), options)
+    except SearchLimit as error:
+        assert "--time-limit" in str(error)
+    else:
+        assert plan.provenance.ended == "clock"
+        assert not check_plan(plan).violations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from graphplan.nouns.timeline import Timeline
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.onefoneb import build_1f1b
-from graphplan.simulate import predict_makespan, predict_step, simulate_program
+from graphplan.simulate import predict_step, run, simulate_program
 from tests.pure.legal import split_backwards
 from tests.pure.naive import Naive
 from tests.pure.strategies import priced_stages
@@ -100,27 +101,28 @@ def scale_times(priced: PricedStages, compute: float, transfers: float) -> Price
 def test_agrees_with_a_naive_simulator(case: tuple[PricedStages, Program]) -> None:
     """Every span starts and ends when a slow simulator written from the rules says so."""
     priced, program = case
-    timeline = simulate_program(priced, program, engine="python")
+    timeline = simulate_program(priced, program)
     found = sorted((s.name, str(s.place), s.start_s, s.end_s) for s in timeline.spans)
     assert found == Naive(priced, program).run()
 
 
 @settings(max_examples=30, deadline=None)
 @given(programs())
-def test_engines_are_identical(case: tuple[PricedStages, Program]) -> None:
-    """numba and Python give the same timeline to the last bit."""
-    fast, slow = (simulate_program(*case, engine=engine) for engine in ("numba", "python"))
-    assert fast == slow
+def test_compiled_or_not_gives_the_same_timeline(case: tuple[PricedStages, Program]) -> None:
+    """To the last bit, so that it does not matter from which size on the loop is compiled."""
+    plain = simulate_program(*case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "WORTH_COMPILING", 0)
+        assert simulate_program(*case) == plain
 
 
 @settings(max_examples=30, deadline=None)
 @given(programs())
 def test_makespan_bounds(case: tuple[PricedStages, Program]) -> None:
-    """The makespan is at least the busiest device, the contention-free path, and its own chain."""
+    """The makespan is at least the busiest device and its own chain."""
     priced, program = case
     timeline = simulate_program(priced, program)
     assert timeline.makespan_s >= max(timeline.busy_s_by_device)
-    assert timeline.makespan_s >= predict_makespan(priced, program)
     assert timeline.makespan_s >= measure_chain(timeline)
 
 
@@ -179,12 +181,3 @@ def test_light_prediction_equals_the_timeline(case: tuple[PricedStages, Program]
         assert sum(peak.parts.values()) == peak.bytes
         # A task of no seconds holds its bytes for no time, so a curve may miss its peak.
         assert max(curve.bytes) <= peak.bytes
-
-
-@settings(max_examples=30, deadline=None)
-@given(schedules())
-def test_schedules_are_predicted_as_if_lowered_ideally(case: tuple[PricedStages, Schedule]) -> None:
-    """Without transfer time, a schedule takes as long as its program does."""
-    priced, schedule = case
-    program = lower_schedule(priced, schedule, FLUSH)
-    assert predict_makespan(priced, schedule) == simulate_program(priced, program).makespan_s

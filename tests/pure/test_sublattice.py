@@ -9,20 +9,19 @@ import pytest
 from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition import solve_problem
-from graphplan.partition.answer import Answer, Request
 from graphplan.partition.dag.downsets import enumerate_downsets
 from graphplan.partition.dag.work import measure_times
 from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.graph import ENRICHED_FROM
 from graphplan.partition.trees.candidates import CandidateSearch
 from graphplan.partition.trees.lattice import list_down_sets
 from graphplan.partition.trees.line import Line
 from graphplan.partition.trees.shape import MAX_CUTS, Shape, enrich_shape
 from graphplan.partition.trees.sublattice import MAX_ADDED, choose_cuts
-from graphplan.planner.evaluate import make_evaluator
 from graphplan.referee import check_stages
 from tests.pure.cuts import make_model
 from tests.pure.problems import make_problem_by_hand
+from tests.pure.questions import ask
 from tools.families import describe_gnmt
 from tools.synthetic import pose_recipe
 
@@ -126,7 +125,6 @@ def test_more_cuts_are_never_worse_and_repeatable() -> None:
             max_items=64,
             max_settings=3,
             max_enriched=max_enriched,
-            is_late=lambda: False,
         )
         return min(candidate.step_s for candidate in search.run())
 
@@ -135,9 +133,8 @@ def test_more_cuts_are_never_worse_and_repeatable() -> None:
 
 
 def test_answers_for_a_grid_pass_the_referee() -> None:
-    """With a limit from which on primes are enriched."""
+    """With an effort from which on primes are enriched."""
     problem = make_grid(gpus=4)
-    request = Request(evaluate=make_evaluator(CostModel(problem)), time_limit_s=8.0)
-    answer: Answer = solve_problem(problem, "graph", request)
+    answer = ask(problem, "graph", effort=ENRICHED_FROM)
     assert check_stages(make_model(problem), answer.stages).is_legal
     assert answer.bound.step_s <= answer.step_s

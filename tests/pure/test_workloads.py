@@ -11,11 +11,11 @@ import pytest
 from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.nouns.training import Training
-from graphplan.profiled import build_graph, build_table, guess_batch_size, pose_profiled
-from graphplan.workloads import MaxLoadWorkload, ProfiledWorkload, pose_maxload, read_workload
 from tests.pure.problems import make_cluster
+from tools.workloads.profiled import build_graph, build_table, guess_batch_size, pose_profiled
+from tools.workloads.workload import MaxLoadWorkload, ProfiledWorkload, pose_maxload, read_workload
 
-WORKLOADS = Path(__file__).resolve().parents[2] / "profiles" / "workloads"
+WORKLOADS = Path(__file__).resolve().parents[2] / "tools" / "workloads"
 
 MAXLOAD: dict[str, Any] = {
     "format": "graphplan/maxload-workload",

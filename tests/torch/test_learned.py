@@ -156,7 +156,7 @@ def test_extrapolation_is_marked(learned: LearnedCosts) -> None:
 
 def test_a_plan_tells_how_certain_it_is(learned: LearnedCosts) -> None:
     """A search with learned costs reports their uncertainty, and what was extrapolated."""
-    net, options = make_net(200, 6), SearchOptions(batch_size=16, time_limit_s=0.5, baselines=False)
+    net, options = make_net(200, 6), SearchOptions(batch_size=16, effort=0.1, baselines=False)
     for name, outside in (("cpu", False), ("dgx-a100", True)):
         park = find_cluster(name, gpus=2)
         tables = predict_tables(net, park, choose_training(net, park, options), learned)

@@ -163,7 +163,7 @@ BUILDERS: dict[str, Callable[[PricedStages], Schedule]] = {
     "interleaved": build_interleaved,
     "list": lambda priced: build_schedule(priced, name="list").schedule,
     "modulo": lambda priced: build_schedule(priced, name="modulo").schedule,
-    "auto": lambda priced: build_schedule(priced, time_limit_s=1.0).schedule,
+    "auto": lambda priced: build_schedule(priced, effort=1.0).schedule,
 }
 SHARED = ("gpipe", "interleaved", "zero-bubble", "list", "modulo", "auto")
 

@@ -23,22 +23,25 @@ Both at once. T >= work(n) and T >= path(n) hold for the plan's own n, so that T
 Single nodes. See nodebound.py: what a node takes with the replicas that it needs, and what all
     devices take if it has them. Nodes that are pinned to one device add up.
 
-Transfers count nothing here. Without a barrier between steps only work and pinned devices bound the
+Groups and starts. See groupbound.py: stages share all their devices or none, and a device waits for
+    the first tensor that it is sent.
+
+No other transfers count. Without a barrier between steps only work and pinned devices bound the
 period.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy
 
-from graphplan.cost.model import CostModel, bytes_per_trained_element
 from graphplan.nouns.plan import Bound
-from graphplan.nouns.problem import Floats, Ints, Problem
-from graphplan.partition.bounds.nodebound import NodeCosts, bound_nodes
+from graphplan.nouns.problem import Problem
+from graphplan.partition.bounds.costs import NodeCosts, collect_costs
+from graphplan.partition.bounds.nodebound import bound_nodes
+from graphplan.partition.bounds.ways import find_gradients
 
 MIXES = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)
 """Values of m that are tried; each gives a valid bound."""
@@ -50,79 +53,16 @@ ROUNDING = 1 - 1e-12
 def bound_step(problem: Problem, *, barrier: bool = True, local_steps: int = 1) -> Bound:
     """The largest of the bounds above; `barrier` says whether every batch runs to its end, and
     gradients are reduced in every `local_steps`-th batch."""
-    costs = _collect_costs(problem)
+    costs = collect_costs(problem)
     if not numpy.isfinite(costs.least_work).all():
         v = int(costs.least_work.argmax())
         return Bound(step_s=math.inf, proof=f"node {problem.nodes[v].name!r} fits no device")
     bounds = [_bound_work(problem, costs), _bound_pinned(problem, costs)]
     if barrier:
-        gradients = _gradient_readers(problem)
         bounds.append(_bound_jointly(problem, costs))
-        bounds += bound_nodes(problem, costs, gradients, local_steps=local_steps)
+        bounds += bound_nodes(problem, costs, local_steps=local_steps)
     best = max(bounds, key=lambda bound: bound.step_s)
     return Bound(step_s=best.step_s * ROUNDING, proof=best.proof)
-
-
-def _collect_costs(problem: Problem) -> NodeCosts:
-    counts = numpy.bincount(problem.type_index_by_device, minlength=len(problem.cluster.types))
-    used = numpy.flatnonzero(counts)
-    backward = problem.needs_backward[None, None, :]
-    forward = problem.forward_s[used]
-    inputs = numpy.where(backward, problem.input_grad_s[used], 0.0)
-    weights = numpy.where(backward, problem.weight_grad_s[used], 0.0)
-    blocked = numpy.where(find_fitting(problem)[used], 0.0, math.inf)
-    samples = numpy.array(problem.sample_sizes, dtype=float)[None, :, None]
-    seconds = problem.training.batch_size * (forward + inputs + weights) / samples + blocked
-    shares = _weigh_types(counts[used], seconds)
-    return NodeCosts(
-        work=(shares[:, None, None] * seconds).min(axis=0),
-        forward=(forward + blocked).min(axis=0),
-        through=(forward + inputs + blocked).min(axis=0),
-        whole=(forward + inputs + weights + blocked).min(axis=0),
-        inputs=inputs.min(axis=(0, 1)),
-        weights=weights.min(axis=(0, 1)),
-        least_share=float(shares.min()),
-        update_s=_weigh_update(problem, dict(zip(used.tolist(), shares.tolist(), strict=True))),
-    )
-
-
-def find_fitting(problem: Problem) -> numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.bool_]]:
-    """[type, size, node]: whether a device of the type can hold the node alone, one in flight."""
-    model = CostModel(problem)
-    per_element = sum(bytes_per_trained_element(problem.training, problem.element_bytes))
-    fixed = numpy.array([model.trained_elements([v]) for v in range(problem.num_nodes)])
-    fixed = fixed * per_element + problem.held_bytes
-    saved = problem.saved_bytes.copy()
-    for save in problem.saves:
-        saved[:, list(save.savers)] += numpy.array(save.bytes_by_size)[:, None]
-    needed = fixed + problem.workspace_bytes + numpy.where(problem.needs_backward, saved, 0)
-    limits = numpy.zeros(len(problem.cluster.types))
-    for device, kind in zip(problem.cluster.devices, problem.type_index_by_device, strict=True):
-        limits[kind] = device.memory_bytes
-    return needed[None] <= limits[:, None, None]
-
-
-def _weigh_types(counts: Ints, seconds: Floats) -> Floats:
-    """l_k: each type's speed on what it can hold, scaled so that sum_k N_k l_k = 1."""
-    least = seconds.min(axis=1)
-    totals = numpy.where(numpy.isfinite(least), least, 0.0).sum(axis=1)
-    speeds = 1 / numpy.maximum(totals, 1e-300)
-    shares: Floats = speeds / (counts * speeds).sum()
-    return shares
-
-
-def _weigh_update(problem: Problem, share_by_type: Mapping[int, float]) -> float:
-    trains = problem.needs_backward
-    elements = int(problem.trained_elements[trains].sum()) + sum(
-        tie.trained_elements for tie in problem.ties if trains[list(tie.readers)].any()
-    )
-    if not elements:
-        return 0.0
-    model, types = CostModel(problem), problem.cluster.types
-    return min(
-        share * (model.update_time(types[kind], elements) - types[kind].launch_s)
-        for kind, share in share_by_type.items()
-    )
 
 
 def _bound_work(problem: Problem, costs: NodeCosts) -> Bound:
@@ -173,7 +113,7 @@ def longest_path(
     `forward` counts for nodes that the gradient does not reach, `whole` for the one where it
     arrives last, `through` for those between.
     """
-    gradients = _gradient_readers(problem)
+    gradients = find_gradients(problem)
     turned = [0.0] * problem.num_nodes
     best = [0.0] * problem.num_nodes
     for v in range(problem.num_nodes - 1, -1, -1):
@@ -182,12 +122,3 @@ def longest_path(
         further = max((best[u] for u in problem.successors[v]), default=0.0)
         best[v] = max(whole[v] + onward, forward[v] + further)
     return max(best, default=0.0)
-
-
-def _gradient_readers(problem: Problem) -> list[set[int]]:
-    """By node, the readers that send it a gradient."""
-    found: list[set[int]] = [set() for _ in range(problem.num_nodes)]
-    for flow in problem.flows:
-        if flow.owner is not None and flow.needs_grad:
-            found[flow.owner].update(flow.readers)
-    return found

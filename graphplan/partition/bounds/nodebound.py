@@ -8,24 +8,28 @@ devices after its last backward and updates them. The devices are busy meanwhile
 
 as more weights in a stage take longer, and other placements do not take less.
 
-Node. Before the first forward of v lies the longest forward path to v, after its last input
-    gradient the longest way back: T >= t_v(n, r) = head + max(M (f+i+w) + c_v(r), M (f+i) + tail),
-    the least over all legal (n, r). Nodes of head or tail that share v's stage are part of that
-    stage's time at least once, so that nothing is counted twice. A pinned node has r = 1.
+Node. Before the first forward of v lies head_v(m), after its last input gradient tail_v(m), see
+    ways.py, for the micro-batch size m = n r that the replicas of v imply: T >= t_v(n, r) = head +
+    max(M (f+i+w) + c_v(r), M (f+i) + tail), the least over all legal (n, r). The runtime's time for
+    a task comes on top, once for a forward and once for a backward at least (the last one may run
+    beside the tail). Nodes of head or tail that share v's stage run before or after v inside its
+    tasks, so that nothing is counted twice. A pinned node has r = 1.
+
+    If reductions ran beside the backward, c_v(r) would be the update alone, and r c'_v(r) no time
+    of the devices: both would have to leave the reduction out, or weigh it by the room beside it.
 
 Capacity. A plan of T seconds runs every node with some t_v(n, r) <= T, and all devices together
     have no more than their time: with l_k and a_v as in bound.py, and c'_v(r) for c_v(r) without
     latencies, which the nodes of a stage share,
     T >= C(T) = sum_v min { min_k l_k a_v(k, n) + r c'_v(r) min_k l_k : t_v(n, r) <= T }.
+    t_v(n, r) is at least the bound of v's group of devices, see groupbound.py.
     The nodes that are too heavy for few devices must be replicated, and pay for it. C falls as T
     grows, so that the least T with C(T) <= T, found by bisection from below, is a bound.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy
 
@@ -33,6 +37,9 @@ from graphplan.cost.allreduce import least_allreduce_time
 from graphplan.cost.model import CostModel
 from graphplan.nouns.plan import Bound
 from graphplan.nouns.problem import Floats, Problem
+from graphplan.partition.bounds.costs import NodeCosts
+from graphplan.partition.bounds.groupbound import bound_group, bound_starts
+from graphplan.partition.bounds.ways import find_gradients, measure_heads, measure_tails
 
 NUM_HALVINGS = 24
 """Of the interval in which the bound by capacity lies."""
@@ -40,62 +47,49 @@ LARGE_BYTES = 1 << 50
 """Amounts of weights whose difference shows what a byte takes without latencies."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NodeCosts:
-    """Arrays [size, node], the best of all device types; infinity where the node does not fit."""
-
-    work: Floats
-    """l_k a_v(k, n)"""
-    forward: Floats
-    """f"""
-    through: Floats
-    """f + i"""
-    whole: Floats
-    """f + i + w"""
-    inputs: Floats
-    """[node]: i at the best size"""
-    weights: Floats
-    """[node]: w at the best size"""
-    update_s: float
-    """Memory traffic of all updates, weighed with l_k."""
-    least_share: float
-    """min_k l_k"""
-
-    @property
-    def least_work(self) -> Floats:
-        """By node."""
-        least: Floats = self.work.min(axis=0)
-        return least
-
-
-def bound_nodes(
-    problem: Problem, costs: NodeCosts, gradients: Sequence[set[int]], *, local_steps: int
-) -> list[Bound]:
+def bound_nodes(problem: Problem, costs: NodeCosts, *, local_steps: int) -> list[Bound]:
     """The heaviest node with the ways before and after it, and what all devices have time for."""
     splits = _list_splits(problem)
-    heads, tails = _measure_ways(problem, costs, gradients)
+    heads = measure_heads(problem, costs)
+    tails = measure_tails(problem, costs, find_gradients(problem))
     steps = numpy.empty((len(splits), problem.num_nodes))
     spent = numpy.empty_like(steps)
     free = numpy.array([v not in problem.pins for v in range(problem.num_nodes)])
+    replicas = numpy.array([r for _, r in splits])
+    tasks = numpy.where(problem.needs_backward, 2, 1) * costs.task_s
     closing_by_count = {
-        count: _measure_closing(problem, count, local_steps) for count in {r for _, r in splits}
+        int(count): _measure_closing(problem, int(count), local_steps) for count in set(replicas)
     }
-    for i, (size, replicas) in enumerate(splits):
-        index = problem.size_index[size // replicas]
-        count = problem.training.batch_size // size
-        closing, moving = closing_by_count[replicas]
-        through, whole = count * costs.through[index], count * costs.whole[index]
-        steps[i] = heads + numpy.maximum(whole + closing, through + tails)
-        if replicas > 1:
+    for i, (size, count) in enumerate(splits):
+        index, place = problem.size_index[size // count], problem.micro_batch_sizes.index(size)
+        num = problem.training.batch_size // size
+        closing, moving = closing_by_count[count]
+        whole = num * (costs.whole[index] + tasks) + closing
+        through = num * (costs.through[index] + tasks) - costs.task_s + tails[place]
+        steps[i] = heads[place] + numpy.maximum(whole, through)
+        if count > 1:
             steps[i, ~free] = math.inf
-        spent[i] = costs.work[index] + replicas * costs.least_share * moving
+        spent[i] = costs.work[index] + count * costs.least_share * moving
+    single_s = float(steps[replicas == 1].min(axis=0, initial=math.inf).max())
+    spent_by_count = {count: spent[replicas == count].min(axis=0) for count in closing_by_count}
+    num_devices = len(problem.cluster.devices)
+    for count in closing_by_count:
+        rows = replicas == count
+        limit = bound_group(costs, spent[rows], count, spent_by_count, num_devices=num_devices)
+        steps[rows] = numpy.maximum(steps[rows], limit)
     least = steps.min(axis=0)
     v = int(least.argmax())
     node = Bound(
         step_s=float(least[v]),
         proof=f"node {problem.nodes[v].name!r} on the devices that may share it",
     )
-    return [node, _bound_capacity(problem, steps, spent, node.step_s)]
+    found = [node, _bound_capacity(problem, steps, spent, node.step_s)]
+    if 1 in spent_by_count:
+        best = max(bound.step_s for bound in found)
+        found.append(
+            bound_starts(problem, costs, spent_by_count, heads, single_s=single_s, least_s=best)
+        )
+    return found
 
 
 def _bound_capacity(problem: Problem, steps: Floats, spent: Floats, low: float) -> Bound:
@@ -146,18 +140,3 @@ def _list_splits(problem: Problem) -> list[tuple[int, int]]:
         for samples in problem.sample_sizes
         if size % samples == 0 and size // samples <= len(problem.cluster.devices)
     ]
-
-
-def _measure_ways(
-    problem: Problem, costs: NodeCosts, gradients: Sequence[set[int]]
-) -> tuple[Floats, Floats]:
-    """By node, the longest forward path before it and the longest way back after its gradient."""
-    forward = costs.forward.min(axis=0).tolist()
-    inputs, weights = costs.inputs.tolist(), costs.weights.tolist()
-    heads, tails = [0.0] * problem.num_nodes, [0.0] * problem.num_nodes
-    for v in range(problem.num_nodes):
-        for u in problem.successors[v]:
-            heads[u] = max(heads[u], heads[v] + forward[v])
-        for u in gradients[v]:
-            tails[u] = max(tails[u], inputs[v] + max(weights[v], tails[v]))
-    return numpy.array(heads), numpy.array(tails)

@@ -22,14 +22,17 @@ MAX_SHARE = 0.005
 MAX_RIDERS = 48
 MAX_RIDERS_SHARE = 0.02
 
+Groups = tuple[tuple[int, ...], ...]
+"""Nodes that stay together, group by group."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Folded:
     """Groups of nodes in a topological order, their order, and the groups left to ride along."""
 
-    groups: tuple[tuple[int, ...], ...]
+    groups: Groups
     order: Order
-    riders: tuple[tuple[int, ...], ...] = ()
+    riders: Groups = ()
 
 
 def fold_problem(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from graphplan.partition.drafts.scene import Draft, Scene, change_nodes, sum_work
+from graphplan.partition.assemble import Draft
+from graphplan.partition.drafts.scene import Scene, change_nodes, sum_work
 
 MAX_PIECES = 6
 MAX_PATH = 8

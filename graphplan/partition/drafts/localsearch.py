@@ -1,7 +1,8 @@
-"""Local search on drafts: moves are ranked by their appraisal, and the best are evaluated.
+"""Local search on drafts: moves are ranked by their appraisal, and the best are valued.
 
-Deterministic: the moves come in a fixed order, ties keep the first, and what a search may spend is
-counted; the time limit only ever stops a search that would go on.
+What values a draft is either its appraisal, or the judge: then the search proposes the draft and
+goes on when it is sent the judgement, like every planner (proposal.py). The moves come in a fixed
+order, ties keep the first, and what a search may spend is counted.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from graphplan.nouns.problem import Floats
-from graphplan.partition.assemble import Part
+from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.borders import pull_borders, ripple_borders, shift_borders
 from graphplan.partition.drafts.estimate import Appraisal
@@ -32,7 +33,7 @@ from graphplan.partition.drafts.regroup import (
     share_devices,
     split_parts,
 )
-from graphplan.partition.drafts.scene import Draft, Scene, is_legal_draft
+from graphplan.partition.drafts.scene import Scene, is_legal_draft
 
 MOVES: tuple[Callable[[Scene], Iterator[Draft]], ...] = (
     shift_borders,
@@ -52,13 +53,16 @@ MOVES: tuple[Callable[[Scene], Iterator[Draft]], ...] = (
     pack_places,
 )
 
-Evaluate = Callable[[Draft], float]
-"""Step seconds of a draft; keeps the best."""
+Values = Generator[Draft | None, float, float]
+Value = Callable[[Draft], Values]
+"""What a draft is worth in seconds, perhaps after it was proposed."""
 
 CLEAR = 0.01
-"""A draft that looks this much better than the current one is evaluated at once."""
+"""A draft that looks this much better than the current one is valued at once."""
 SLACK = 0.04
-"""Drafts that look this much worse than the current one may still be better when evaluated."""
+"""Drafts that look this much worse than the current one may still be worth more."""
+SIGN_OF_LIFE = 64
+"""Appraisals after which a search shows that it goes on."""
 NUM_KEPT = 4
 """Best drafts from which a search wanders off."""
 PATIENCE = 30
@@ -70,16 +74,16 @@ class Budget:
     """What a search may still spend: counts, so that the result does not depend on the machine."""
 
     num_appraisals: int
-    num_evaluations: int
+    num_valued: int
     max_drafts: int = 500
     """Drafts that are appraised in a round, at most."""
-    max_evaluated: int = 6
-    """Drafts that are evaluated in a round, at most."""
+    max_valued: int = 6
+    """Drafts that are valued in a round, at most."""
 
     @property
     def is_spent(self) -> bool:
         """Whether nothing is left."""
-        return self.num_appraisals <= 0 or self.num_evaluations <= 0
+        return self.num_appraisals <= 0 or self.num_valued <= 0
 
 
 class LocalSearch:
@@ -89,37 +93,35 @@ class LocalSearch:
         self,
         appraiser: Appraiser,
         work: Floats,
-        evaluate: Evaluate,
-        is_late: Callable[[], bool],
+        value: Value,
         budget: Budget,
     ) -> None:
-        self.appraiser, self.work, self.evaluate = appraiser, work, evaluate
-        self.is_late, self.budget = is_late, budget
+        self.appraiser, self.work, self.value, self.budget = appraiser, work, value, budget
         self.seen: set[frozenset[Part]] = set()
         self.appraisals: dict[frozenset[Part], Appraisal | None] = {}
 
-    def climb(self, draft: Draft) -> tuple[Draft, float]:
+    def climb(self, draft: Draft) -> Generator[Draft | None, float, tuple[Draft, float]]:
         """The best draft that moves from `draft` reach, and its step seconds."""
-        step_s = self.evaluate(draft)
+        step_s = yield from self.value(draft)
         appraisal = self._appraise(draft)
         assert appraisal is not None, "a draft to climb from has an order"
         self.seen.add(canonical(draft))
-        while not self.is_over():
-            found = self._find_better(draft, step_s, appraisal)
+        while not self.budget.is_spent:
+            found = yield from self._find_better(draft, step_s, appraisal)
             if found is None:
                 break
             draft, step_s, appraisal = found
         return draft, step_s
 
-    def wander(self, draft: Draft, words: random.Random, *, num_moves: int) -> Draft:
+    def wander(self, draft: Draft, rng: random.Random, *, num_moves: int) -> Draft:
         """A draft some random moves away that is not much worse, by its appraisal."""
         for _ in range(num_moves):
             appraisal = self._appraise(draft)
             assert appraisal is not None, "moves lead to drafts with an order"
             scene = Scene(self.appraiser, self.work, draft, appraisal, everywhere=True)
-            move = words.choice(MOVES)
+            move = rng.choice(MOVES)
             drafts = [each for each in move(scene) if is_legal_draft(self.appraiser.problem, each)]
-            words.shuffle(drafts)
+            rng.shuffle(drafts)
             for candidate in drafts[:12]:
                 estimate = self._appraise(candidate)
                 if estimate is not None and estimate.rank < (False, 1.4 * appraisal.step_s):
@@ -127,13 +129,9 @@ class LocalSearch:
                     break
         return draft
 
-    def is_over(self) -> bool:
-        """Whether the budget is spent or the time is up."""
-        return self.budget.is_spent or self.is_late()
-
     def _find_better(
         self, draft: Draft, step_s: float, appraisal: Appraisal
-    ) -> tuple[Draft, float, Appraisal] | None:
+    ) -> Generator[Draft | None, float, tuple[Draft, float, Appraisal] | None]:
         """The first move that is clearly better, else the best of those that may be."""
         scene = Scene(self.appraiser, self.work, draft, appraisal)
         crowded, value = appraisal.rank
@@ -142,29 +140,35 @@ class LocalSearch:
         drafts = itertools.chain.from_iterable(move(scene) for move in MOVES)
         legal = self._list_legal(drafts)
         for count, candidate in enumerate(itertools.islice(legal, self.budget.max_drafts)):
-            if count % 16 == 0 and self.is_over():
+            if self.budget.is_spent:
                 return None
+            if count % SIGN_OF_LIFE == 0:
+                yield None
             estimate = self._appraise(candidate)
             if estimate is None or estimate.rank >= worst:
                 continue
-            if estimate.rank < clear and self._try(candidate) < step_s * (1 - 1e-9):
-                return candidate, self.evaluate(candidate), estimate
-            found.append((candidate, estimate))
+            if estimate.rank < clear:
+                found_s = yield from self._try(candidate)
+                if found_s < step_s * (1 - 1e-9):
+                    return candidate, found_s, estimate
+            else:
+                found.append((candidate, estimate))
         found.sort(key=lambda each: each[1].rank)
-        for candidate, estimate in found[: self.budget.max_evaluated]:
-            if self.is_over():
+        for candidate, estimate in found[: self.budget.max_valued]:
+            if self.budget.is_spent:
                 return None
-            if self._try(candidate) < step_s * (1 - 1e-9):
-                return candidate, self.evaluate(candidate), estimate
+            found_s = yield from self._try(candidate)
+            if found_s < step_s * (1 - 1e-9):
+                return candidate, found_s, estimate
         return None
 
-    def _try(self, draft: Draft) -> float:
-        """Evaluate a draft, once."""
+    def _try(self, draft: Draft) -> Values:
+        """Value a draft; what was seen before costs nothing."""
         key = canonical(draft)
         if key not in self.seen:
             self.seen.add(key)
-            self.budget.num_evaluations -= 1
-        return self.evaluate(draft)
+            self.budget.num_valued -= 1
+        return self.value(draft)
 
     def _appraise(self, draft: Draft) -> Appraisal | None:
         """Appraise a draft, once."""
@@ -186,19 +190,21 @@ class LocalSearch:
                 yield draft
 
 
-def search_around(search: LocalSearch, starts: Iterable[Draft], *, seed: int) -> list[Draft]:
+def search_around(
+    search: LocalSearch, starts: Iterable[Draft], *, seed: int
+) -> Generator[Draft | None, float, list[Draft]]:
     """Climb from several drafts, then from the surroundings of the best; all ends, best first."""
     pool: dict[frozenset[Part], tuple[float, Draft]] = {}
     for draft in starts:
-        found, step_s = search.climb(draft)
+        found, step_s = yield from search.climb(draft)
         pool[canonical(found)] = (step_s, found)
-    words = random.Random(seed)
+    rng = random.Random(seed)
     misses = 0
-    while not search.is_over() and misses < PATIENCE:
+    while pool and not search.budget.is_spent and misses < PATIENCE:
         best = sorted(pool.values(), key=lambda each: each[0])[:NUM_KEPT]
-        start = best[min(words.randrange(len(best)), words.randrange(len(best)))][1]
-        away = search.wander(start, words, num_moves=words.randint(1, 4))
-        found, step_s = search.climb(away)
+        start = best[min(rng.randrange(len(best)), rng.randrange(len(best)))][1]
+        away = search.wander(start, rng, num_moves=rng.randint(1, 4))
+        found, step_s = yield from search.climb(away)
         pool[canonical(found)] = (step_s, found)
         misses = 0 if step_s < best[0][0] else misses + 1
     return [draft for _, draft in sorted(pool.values(), key=lambda each: each[0])]

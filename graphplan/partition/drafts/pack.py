@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from graphplan.nouns.problem import Problem
-from graphplan.partition.drafts.scene import Draft
+from graphplan.partition.assemble import Draft
 
 Group = tuple[int, ...]
 """Devices of one or several parts."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from graphplan.partition.assemble import Draft
 from graphplan.partition.drafts.pack import pack_groups
-from graphplan.partition.drafts.scene import Draft, Scene
+from graphplan.partition.drafts.scene import Scene
 
 Devices = tuple[int, ...]
 

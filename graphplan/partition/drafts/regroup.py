@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from graphplan.partition.drafts.scene import Draft, Scene, change_nodes, sum_work
+from graphplan.partition.assemble import Draft
+from graphplan.partition.drafts.scene import Scene, change_nodes, sum_work
 
 MAX_PAIRS = 24
 

@@ -10,11 +10,9 @@ import msgspec
 import numpy
 
 from graphplan.nouns.problem import Floats, Problem
-from graphplan.partition.assemble import Part
+from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.estimate import Appraisal
-
-Draft = tuple[Part, ...]
 
 
 class Scene:

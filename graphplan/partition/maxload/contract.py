@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import heapq
 
-from graphplan.nouns.maxload import MaxLoad
-from graphplan.partition.maxload.shrink import Groups, merge_groups
+from graphplan.partition.dag.fold import Groups
+from graphplan.partition.maxload.maxload import MaxLoad
+from graphplan.partition.maxload.shrink import merge_groups
 
 
 def contract_maxload(problem: MaxLoad) -> tuple[MaxLoad, Groups]:

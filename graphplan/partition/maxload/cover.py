@@ -22,38 +22,25 @@ never weighs more than a larger one.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy
 from numpy.typing import NDArray
 
-from graphplan.nouns.maxload import MaxLoad
+from graphplan.jit import compile_loop
 from graphplan.nouns.problem import Ints
 from graphplan.partition.dag.downsets import list_members
+from graphplan.partition.maxload.maxload import MaxLoad
 
 RESOLUTION = 1 << 50
 """Units of all work and all tensors together."""
 NEVER = 1 << 62
 CHUNK = 4096
 """Down-sets that are unpacked to one number for each op at a time."""
-PATIENCE = 64
-"""Down-sets between two looks at the clock."""
-WORTH_NUMBA = 800
-"""Selected down-sets from which on loading numba costs less than it saves."""
-
-HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 Bits = NDArray[numpy.uint64]
-IsLate = Callable[[], bool]
-Engine = Literal["auto", "python", "numba"]
-
-
-class OutOfTime(Exception):
-    """The clock ran out inside the dynamic program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,32 +118,20 @@ def _levels(before: Ints, after: Ints, num_parts: int, target: int) -> NDArray[n
     return -(-before // unit) + -(-after // unit) <= num_parts
 
 
-def find_chain(
-    family: Family,
-    num_parts: int,
-    target_s: float,
-    *,
-    is_late: IsLate = lambda: False,
-    engine: Engine = "auto",
-) -> Chain | None:
-    """The chain with the smallest largest load, None when none stays within the target.
+def find_chain(family: Family, num_parts: int, target_s: float) -> Chain | None:
+    """The chain with the smallest largest load, None when none stays within the target."""
+    search = open_search(family, num_parts, target_s)
+    if search is None:
+        return None
+    search.reach(1, search.num_downsets)
+    return search.trace_back()
 
-    Raises OutOfTime when `is_late` says so before the end. Both engines give the same chain.
-    """
+
+def open_search(family: Family, num_parts: int, target_s: float) -> ChainSearch | None:
+    """The search of `find_chain` before its first step, None when there is no chain to be found."""
     target = family.scale.units(target_s)
     selection = family.select(num_parts, target)
-    if selection is None:
-        return None
-    search = _Search(family, selection, num_parts, target)
-    num = len(search.work)
-    if engine == "auto":
-        engine = "numba" if num >= WORTH_NUMBA and HAS_NUMBA else "python"
-    reach = search.reach if engine == "python" else search.reach_compiled
-    for first in range(1, num, PATIENCE):
-        if is_late():
-            raise OutOfTime
-        reach(first, min(num, first + PATIENCE))
-    return search.trace_back()
+    return None if selection is None else ChainSearch(family, selection, num_parts, target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +148,7 @@ class Chain:
         return tuple(list_members(d & ~a) for a, d in pairs)
 
 
-class _Search:
+class ChainSearch:
     """State of one run: for every selected down-set and number of parts the smallest value."""
 
     def __init__(self, family: Family, selection: Selection, num_parts: int, target: int) -> None:
@@ -191,28 +166,18 @@ class _Search:
         self.best = numpy.full((num, num_parts + 1), NEVER, dtype=numpy.int64)
         self.parent = numpy.zeros((num, num_parts + 1), dtype=numpy.int64)
         self.best[0, 0] = 0
-        # Those that some chain reaches, in order of work; copies lie side by side for speed.
+        # Those that some chain reaches, in order of work.
         self.reached = numpy.zeros(num, dtype=numpy.int64)
-        self.reached_bits = numpy.empty_like(self.bits)
-        self.reached_work = numpy.empty_like(self.work)
-        self.num_reached = 0
-        self._add_reached(0)
+        self.num_reached = 1
 
-    def _add_reached(self, d: int) -> None:
-        r = self.num_reached
-        self.reached[r], self.reached_bits[r], self.reached_work[r] = d, self.bits[d], self.work[d]
-        self.num_reached += 1
+    @property
+    def num_downsets(self) -> int:
+        """How many were selected; number 0 is the empty one."""
+        return len(self.chosen)
 
     def reach(self, first: int, last: int) -> None:
-        """Find the best values of the down-sets first .. last - 1."""
-        for d in range(first, last):
-            self._reach_one(d)
-
-    def reach_compiled(self, first: int, last: int) -> None:
-        """The same with numba."""
-        from graphplan.partition.maxload.cover_numba import reach_compiled
-
-        self.num_reached = reach_compiled(
+        """Find the best values of the down-sets first .. last - 1; those before must be known."""
+        self.num_reached = reach_downsets(
             first,
             last,
             (self.bits, self.work, self.bytes, self.crossing, self.most_parts),
@@ -221,41 +186,6 @@ class _Search:
             (self.best, self.parent, self.reached),
             self.num_reached,
         )
-
-    def _reach_one(self, d: int) -> None:
-        """Extend all chains that can go on to down-set d with one part."""
-        starts, loads = self._list_starts(d)
-        if not len(starts):
-            return
-        values = numpy.maximum(self.best[starts, :-1], loads[:, None])
-        first = values.argmin(axis=0)
-        least = values[first, numpy.arange(self.num_parts)]
-        least[max(0, int(self.most_parts[d])) :] = NEVER
-        self.best[d, 1:] = least
-        self.parent[d, 1:] = starts[first]
-        if least.min() < NEVER:
-            self._add_reached(d)
-
-    def _list_starts(self, d: int) -> tuple[Ints, Ints]:
-        """Reached down-sets inside d from which one part within target and memory leads to d."""
-        num = self.num_reached
-        low = int(numpy.searchsorted(self.reached_work[:num], self.work[d] - self.target))
-        outside = self.reached_bits[low:num] & ~self.bits[d]
-        starts = self.reached[low:num][~outside.any(axis=1)]
-        starts = starts[self.bytes[d] - self.bytes[starts] <= self.memory_bytes]
-        loads = self._measure_loads(starts, d)
-        fitting = loads <= self.target
-        return starts[fitting], loads[fitting]
-
-    def _measure_loads(self, starts: Ints, d: int) -> Ints:
-        across = numpy.flatnonzero(self.crosses[d])
-        grid = numpy.ix_(starts, across)
-        without_end = self.inside[grid] == self.inside[d, across]
-        twice = self.crosses[grid] * (1 + without_end) @ self.family.tensor_units[across]
-        loads: Ints = (
-            self.work[d] - self.work[starts] + self.crossing[d] + self.crossing[starts] - twice
-        )
-        return loads
 
     def trace_back(self) -> Chain | None:
         """The best chain to the full set, with any number of parts."""
@@ -308,3 +238,71 @@ def _sum_members(bits: Bits, columns: NDArray[numpy.int64]) -> NDArray[numpy.int
 def _unpack(bits: Bits, num_ops: int) -> NDArray[numpy.uint8]:
     """[down-set, op] of zeros and ones."""
     return numpy.unpackbits(bits.view(numpy.uint8), axis=1, count=num_ops, bitorder="little")
+
+
+@compile_loop
+def reach_downsets(
+    first: int,
+    last: int,
+    sets: tuple[NDArray[numpy.uint64], Ints, Ints, Ints, Ints],
+    tensors: tuple[NDArray[numpy.int16], NDArray[numpy.bool_], Ints],
+    limits: tuple[int, int],
+    found: tuple[Ints, Ints, Ints],
+    num_reached: int,
+) -> int:
+    """`ChainSearch.reach`; returns how many are reached now."""
+    bits, work, num_bytes, crossing, most_parts = sets
+    inside, crosses, tensor_units = tensors
+    target, memory_bytes = limits
+    best, parent, reached = found
+    num_parts, num_words = best.shape[1] - 1, bits.shape[1]
+    across = numpy.empty(len(tensor_units), dtype=numpy.int64)
+    low = 0
+    for d in range(first, last):
+        num_across = 0
+        for t in range(len(tensor_units)):
+            if crosses[d, t]:
+                across[num_across] = t
+                num_across += 1
+        while low < num_reached and work[reached[low]] < work[d] - target:
+            low += 1
+        top = min(num_parts, max(0, most_parts[d]))
+        for r in range(low, num_reached):
+            a = reached[r]
+            # Tensors across one of the two are paid whatever is in between.
+            if work[d] - work[a] + abs(crossing[d] - crossing[a]) > target:
+                continue
+            helps = False
+            for p in range(top):
+                if best[a, p] < best[d, p + 1]:
+                    helps = True
+                    break
+            if not helps:
+                continue
+            inner = True
+            for word in range(num_words):
+                if bits[a, word] & ~bits[d, word]:
+                    inner = False
+                    break
+            if not inner or num_bytes[d] - num_bytes[a] > memory_bytes:
+                continue
+            load = work[d] - work[a] + crossing[d] + crossing[a]
+            for i in range(num_across):
+                t = across[i]
+                if crosses[a, t]:
+                    load -= tensor_units[t]
+                    if inside[a, t] == inside[d, t]:
+                        load -= tensor_units[t]
+            if load > target:
+                continue
+            for p in range(top):
+                value = max(best[a, p], load)
+                if value < best[d, p + 1]:
+                    best[d, p + 1] = value
+                    parent[d, p + 1] = a
+        for p in range(top):
+            if best[d, p + 1] < NEVER:
+                reached[num_reached] = d
+                num_reached += 1
+                break
+    return num_reached

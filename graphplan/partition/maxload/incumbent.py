@@ -8,19 +8,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy
 
-from graphplan.nouns.maxload import MaxLoad
 from graphplan.partition.dag.downsets import list_prefixes
 from graphplan.partition.dag.linear import list_orders, make_blocks
-from graphplan.partition.maxload.cover import Chain, Family, IsLate, OutOfTime, find_chain
+from graphplan.partition.maxload.cover import Chain, Family, find_chain
+from graphplan.partition.maxload.maxload import MaxLoad
 
 NUM_RANDOM = 3
 QUICK_PREFIXES, MAX_PREFIXES = 100, 400
 """Prefixes that are kept of one order: of the first one alone, and of each when there are many."""
 
 
-def find_incumbent(
-    problem: MaxLoad, *, seed: int = 0, is_late: IsLate = lambda: False
-) -> Chain | None:
+def find_incumbent(problem: MaxLoad, *, seed: int = 0) -> Chain | None:
     """A good chain, None when no mixture of these orders fits memory.
 
     The first order alone gives a target, with which all orders together are searched faster.
@@ -29,10 +27,7 @@ def find_incumbent(
     first = find_chain(quick, problem.num_parts, math.inf)
     family = Family(problem, list(_list_prefixes(problem, None, MAX_PREFIXES, seed)))
     target_s = math.inf if first is None else first.value_s
-    try:
-        return find_chain(family, problem.num_parts, target_s, is_late=is_late) or first
-    except OutOfTime:
-        return first
+    return find_chain(family, problem.num_parts, target_s) or first
 
 
 def _list_prefixes(

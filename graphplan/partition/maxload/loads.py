@@ -1,11 +1,12 @@
-"""Loads of parts, and the bound that one op puts on every cut."""
+"""Loads of parts, the bound that one op puts on every cut, and why no cut fits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from graphplan.nouns.maxload import MaxLoad, PartsAnswer
+from graphplan.errors import NoFeasiblePlan
+from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 
 MOST_OPS = 24
 """Ops for which the cheapest part is computed, the heaviest first."""
@@ -80,3 +81,21 @@ def _cheapest_part(problem: MaxLoad, op: int) -> float:
     status = flow.solve(op, sink)
     # Rounding down keeps the bound valid; the whole graph as one part is always a cut.
     return flow.optimal_flow() * unit_s if status == flow.OPTIMAL else 0.0
+
+
+def explain_parts(problem: MaxLoad) -> NoFeasiblePlan:
+    """The error for a max-load problem that no cut within memory solves."""
+    limit = problem.memory_bytes or 0
+    total = sum(op.bytes for op in problem.ops)
+    largest = max(problem.ops, key=lambda op: op.bytes)
+    if largest.bytes > limit:
+        return NoFeasiblePlan(
+            f"The op {largest.name!r} needs {largest.bytes:,} bytes, a device has {limit:,}.",
+            remedy=f"Use devices with at least {largest.bytes:,} bytes.",
+        )
+    least = -(-total // limit)
+    return NoFeasiblePlan(
+        f"{problem.num_parts} devices of {limit:,} bytes cannot hold {problem.name!r}, which needs"
+        f" {total:,} bytes, in a cut along its edges.",
+        remedy=f"Use {max(least, problem.num_parts + 1)} devices or more.",
+    )

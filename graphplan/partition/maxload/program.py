@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from graphplan.nouns.maxload import LoadTensor, MaxLoad
+from graphplan.partition.maxload.maxload import LoadTensor, MaxLoad
 
 UNITS = 1 << 30
 """Units of the smallest possible value: rounding errs by about 1e-9 for an op."""

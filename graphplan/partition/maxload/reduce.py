@@ -11,8 +11,8 @@ import numpy
 
 from graphplan.cost.model import bytes_per_trained_element
 from graphplan.nouns.cluster import Cluster
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad
 from graphplan.nouns.problem import Problem
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad
 
 
 def reduce_problem(

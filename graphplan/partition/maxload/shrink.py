@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad, PartsAnswer
-from graphplan.partition.dag.fold import fold_nodes
+from graphplan.partition.dag.fold import Groups, fold_nodes
 from graphplan.partition.dag.linear import make_blocks, order_by_cut
 from graphplan.partition.maxload.loads import bound_load, make_parts_answer
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad, PartsAnswer
 
-Groups = tuple[tuple[int, ...], ...]
 SHARES = (1 / 1024, 1 / 512, 1 / 256, 1 / 128)
 """Work that one group may gain by folding, as shares of all work, tried in turn."""
 

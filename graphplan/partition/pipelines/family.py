@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from graphplan.nouns.dag import Neighbours, collect_neighbours
 from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.downsets import enumerate_downsets, list_prefixes
-from graphplan.partition.dag.fold import fold_nodes
+from graphplan.partition.dag.fold import Groups, fold_nodes
 from graphplan.partition.dag.linear import list_orders, weigh_flows
-from graphplan.partition.maxload.shrink import Groups
 from graphplan.partition.pipelines.pairs import Pairs
 
 SHARES = (0.0, 1 / 512, 1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition.assemble import Part
-from graphplan.partition.choose import Chooser
+from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.pipelines.grid import Grid, list_grids
 from graphplan.partition.pipelines.intervals import Intervals
 from graphplan.partition.pipelines.pipeline import (
@@ -18,7 +18,10 @@ from graphplan.partition.pipelines.pipeline import (
     StageTables,
     cut_pipeline,
 )
+from graphplan.partition.proposal import Proposals, Wish, offer_parts
 
+MAX_SETTINGS = 40
+"""Settings that are tried by the coarse tables."""
 NUM_REFINED = 3
 """Settings that are searched again with the fine tables."""
 FAR = 2.0
@@ -26,6 +29,8 @@ FAR = 2.0
 ROUGH, CLOSE = 0.05, 0.004
 """Relative width at which the bisection of the bottleneck stops: to compare settings, and for the
 best of them."""
+HOPELESS = 0.1
+"""How much longer than the best step the slowest stage's work may be for a cut to be judged."""
 RELAXED = (1.1, 1.25, 1.5, 2.0)
 """Larger targets that are offered too: shallower pipelines fill and drain faster."""
 
@@ -41,17 +46,22 @@ class Setting(NamedTuple):
     guess_s: float
 
 
-def sweep_settings(chooser: Chooser, coarse: CutTables, fine: Sequence[CutTables]) -> None:
-    """Offer good pipelines of every setting by coarse tables, the best of a few by all tables."""
-    settings = list_settings(chooser.problem)
-    stages = StageList(coarse)
+def sweep_settings(
+    cost: CostModel, wish: Wish, coarse: CutTables, fine: Sequence[CutTables]
+) -> Proposals:
+    """Good pipelines of every setting by coarse tables, the best of a few by all tables."""
+    settings = list_settings(cost.problem)
+    sweep, stages = _Sweep(cost, wish), StageList(coarse)
     found: dict[Position, float] = {}
-    while (position := pick_next(settings, found)) is not None and not chooser.is_late():
-        found[position] = _offer_cuts(chooser, stages, settings[position], ROUGH)
+    while (position := pick_next(settings, found)) is not None:
+        if len(found) >= wish.scale(MAX_SETTINGS):
+            break
+        found[position] = yield from sweep.offer_cuts(stages, settings[position], ROUGH)
     ranked = sorted(found, key=lambda position: found[position])
     for tables in (stages, *map(StageList, fine)):
         for position in ranked[:NUM_REFINED]:
-            _offer_cuts(chooser, tables, settings[position], CLOSE)
+            yield from sweep.offer_cuts(tables, settings[position], CLOSE)
+    return ""
 
 
 def list_settings(problem: Problem) -> dict[Position, Setting]:
@@ -97,30 +107,36 @@ def pick_next(
     return min(untried, key=guess, default=None)
 
 
-def _offer_cuts(chooser: Chooser, stages: StageList, setting: Setting, tolerance: float) -> float:
-    """Offer pipelines on the way to the smallest bottleneck; the least step time, of those that
-    are hopeless the time of their slowest stage."""
-    best_s = math.inf
-    if chooser.is_late():
-        return best_s
-    tables = StageTables(stages, setting.grid, setting.size)
-    for cut in _list_cuts(tables, tolerance):
-        least_s = tables.count * cut.bottleneck_s
-        if chooser.is_hopeless(least_s):
-            best_s = min(best_s, least_s)
-            continue
-        parts = [
-            Part(
-                nodes=stages.cuts.nodes_of(first, last),
-                devices=devices,
-                micro_batch_size=setting.size,
-            )
-            for first, last, devices in cut.stages
-        ]
-        best_s = min(best_s, chooser.offer(parts))
-        if chooser.is_late():
-            break
-    return best_s
+class _Sweep:
+    """What the settings of one sweep have in common: the best judgement so far."""
+
+    def __init__(self, cost: CostModel, wish: Wish) -> None:
+        self.cost, self.wish, self.best_s = cost, wish, math.inf
+
+    def offer_cuts(
+        self, stages: StageList, setting: Setting, tolerance: float
+    ) -> Generator[Draft | None, float, float]:
+        """Offer pipelines on the way to the smallest bottleneck; the least step time, of those that
+        are hopeless the time of their slowest stage."""
+        found_s = math.inf
+        tables = StageTables(stages, setting.grid, setting.size)
+        for cut in _list_cuts(tables, tolerance):
+            least_s = tables.count * cut.bottleneck_s
+            if self.wish.is_step and least_s > self.best_s * (1 + HOPELESS):
+                found_s = min(found_s, least_s)
+                yield None
+                continue
+            parts = [
+                Part(
+                    nodes=stages.cuts.nodes_of(first, last),
+                    devices=devices,
+                    micro_batch_size=setting.size,
+                )
+                for first, last, devices in cut.stages
+            ]
+            found_s = min(found_s, (yield from offer_parts(self.cost, parts)))
+            self.best_s = min(self.best_s, found_s)
+        return found_s
 
 
 def _list_cuts(tables: StageTables, tolerance: float) -> Iterator[Cut]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
+from graphplan.partition.assemble import Draft
 from graphplan.partition.dag.decompose import decompose_order
 from graphplan.partition.dag.fold import Folded, fold_problem
 from graphplan.partition.dag.work import MeanTimes
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.pack import pack_groups
-from graphplan.partition.drafts.scene import Draft, is_legal_draft
+from graphplan.partition.drafts.scene import is_legal_draft
 from graphplan.partition.trees.bundle import bundle_shape
 from graphplan.partition.trees.obey import obey_pins
 from graphplan.partition.trees.placement import place_parts
@@ -45,11 +46,10 @@ class CandidateSearch:
         max_items: int,
         max_settings: int,
         max_enriched: int = 0,
-        is_late: Callable[[], bool],
     ) -> None:
         self.cost, self.appraiser, self.times = cost, appraiser, times
         self.problem: Problem = cost.problem
-        self.max_settings, self.max_enriched, self.is_late = max_settings, max_enriched, is_late
+        self.max_settings, self.max_enriched = max_settings, max_enriched
         num_devices = len(self.problem.cluster.devices)
         self.folded: Folded = fold_problem(self.problem, max_share=min(0.005, 0.2 / num_devices))
         self.tree = decompose_order(self.folded.order)
@@ -68,7 +68,7 @@ class CandidateSearch:
         prospects = list_prospects(self.cost, self.times)
         yield from self._run_shapes(self._list_shapes(), prospects[: self.max_settings])
         enriched = enrich_shape(self.shape) if self.max_enriched else None
-        if enriched is not None and not self.is_late():
+        if enriched is not None:
             yield from self._run_shapes([enriched], prospects[: self.max_enriched])
 
     def _run_shapes(
@@ -76,7 +76,7 @@ class CandidateSearch:
     ) -> Iterator[Candidate]:
         for prospect in prospects:
             for shape in shapes:
-                if prospect.step_s >= self.best_s or self.is_late():
+                if prospect.step_s >= self.best_s:
                     return
                 search = TreeSearch(self.cost, shape, prospect.setting)
                 yield from self._try_limits(search, prospect)
@@ -98,7 +98,7 @@ class CandidateSearch:
             if found_at is not None and place > found_at + 1:
                 continue
             least_s = rest * LIMITS[max(0, place - 1)] + prospect.path_s
-            if self.is_late() or least_s > self.best_s:
+            if least_s > self.best_s:
                 continue
             picks = search.search(prospect.cycle_s * LIMITS[place])
             if picks is not None:

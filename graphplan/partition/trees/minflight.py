@@ -150,7 +150,7 @@ class FlightSearch:
             picks[0][start, taken] = end
             picks[1][start, taken] = spent
             picks[2][start, taken] = table.micro_batch_size
-            places = places[~fits & (after < numpy.inf)]
+            places = places[~fits]
             end -= 1
 
     def _step(self, size: int, after: Floats, sizes: Floats) -> Floats:

@@ -13,21 +13,21 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from graphplan.errors import SearchLimit
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad
 from graphplan.partition.dag.downsets import list_prefixes
 from graphplan.partition.dag.linear import make_blocks
 from graphplan.partition.dag.order import Pairs
 from graphplan.partition.ilp import solve_contracted
 from graphplan.partition.maxload.anneal import Annealer
-from graphplan.partition.maxload.cover import HAS_NUMBA, Chain
+from graphplan.partition.maxload.cover import Chain
 from graphplan.partition.maxload.incumbent import find_incumbent
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad
 from graphplan.partition.trees.line import Line
 
 NUM_PARTS = (2, 4, 8)
 """Cuts are made for each of these numbers."""
 TENSOR_SHARES = (0.1, 1.0)
 """Seconds of all tensors over those of all work: balance matters, or what crosses does."""
-NUM_MOVES = 100_000 if HAS_NUMBA else 4_000
+NUM_MOVES = 100_000
 """Of annealing, for each cut."""
 EFFORT = 0.02
 """Deterministic seconds of CP-SAT, for each cut."""
@@ -37,8 +37,6 @@ NUM_BLOCKS = 24
 """Prefixes of each order."""
 MAX_ADDED = 100
 """Down-sets besides the prefixes of the given order."""
-MOST_S = 2.0
-"""Wall seconds that CP-SAT may take at most; counted work ends it before."""
 
 
 def choose_cuts(line: Line, edges: Pairs, *, seed: int = 0) -> list[int]:
@@ -87,15 +85,13 @@ def _cut(posed: MaxLoad, seed: int) -> Sequence[Sequence[int]]:
     """Parts with a small largest load."""
     chain = find_incumbent(posed, seed=seed)
     assert chain is not None, "without a limit on memory there is a cut"
-    chain = Annealer(posed).run(chain, num_moves=NUM_MOVES, seed=seed + 1, is_late=lambda: False)
+    chain = Annealer(posed).run(chain, num_moves=NUM_MOVES, seed=seed + 1)
     return _refine(posed, chain, seed)
 
 
 def _refine(posed: MaxLoad, chain: Chain, seed: int) -> Sequence[Sequence[int]]:
     try:
-        answer = solve_contracted(
-            posed, time_limit_s=MOST_S, seed=seed, hint=chain.parts, effort=EFFORT
-        )
+        answer = solve_contracted(posed, seed=seed, hint=chain.parts, effort=EFFORT)
     except SearchLimit:
         return chain.parts
     return answer.parts

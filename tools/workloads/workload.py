@@ -19,7 +19,7 @@ import networkx
 from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.files import decode_noun, format_of, read_bytes, read_header
 from graphplan.nouns.base import Noun
-from graphplan.nouns.maxload import LoadOp, LoadTensor, MaxLoad
+from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad
 
 
 class MaxLoadOp(Noun, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class MaxLoadTensor(Noun, frozen=True, kw_only=True):
 
 
 class MaxLoadWorkload(Noun, frozen=True, kw_only=True, dict=True):
-    """A file that asks for the smallest largest load; see nouns/maxload.py."""
+    """A file that asks for the smallest largest load, the question of `MaxLoad`."""
 
     format: Literal["graphplan/maxload-workload"] = "graphplan/maxload-workload"
     version: Literal[1] = 1

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import math
 
-from graphplan.nouns.maxload import MaxLoad, PartsAnswer
+from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.referee.cuts import find_cycle, find_detour, group_edges
-from graphplan.referee.verdict import Findings, Verdict
+from graphplan.referee.verdict import Verdict, Violation
 
 TOLERANCE = 1e-9
+
+
+class Findings:
+    """Broken rules in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+
+    def add(self, rule: str, place: str, message: str) -> None:
+        """Note a broken rule."""
+        self._found.append(Violation(rule=rule, place=place, message=message))
+
+    def conclude(self) -> Verdict:
+        """What was found."""
+        return Verdict(violations=tuple(self._found))
 
 
 def check_parts(problem: MaxLoad, answer: PartsAnswer) -> Verdict:

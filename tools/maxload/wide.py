@@ -11,16 +11,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from graphplan.nouns.maxload import MaxLoad
 from graphplan.partition.maxload.anneal import Annealer
-from graphplan.partition.maxload.corridor import improve_chain, search_family
-from graphplan.partition.maxload.cover import HAS_NUMBA, Chain, IsLate
+from graphplan.partition.maxload.cover import Chain
+from graphplan.partition.maxload.maxload import MaxLoad
+from tools.maxload.clock import IsLate
+from tools.maxload.corridor import improve_chain, search_family
 
 NUM_STARTS = 24
 """Coolings, at most."""
 HEATS = (1.0, 4.0, 0.3)
 """Temperatures at which they start, in turn."""
-NUM_MOVES = 800_000 if HAS_NUMBA else 16_000
+NUM_MOVES = 800_000
 """Of one cooling: about a quarter of a second."""
 FEW_ROUNDS = 4
 """Rounds in corridors without a gain after each cooling."""
@@ -51,7 +52,6 @@ def improve_widely(
             origin,
             num_moves=NUM_MOVES,
             seed=seed * NUM_STARTS + start + 1,
-            is_late=is_late,
             hot=heat,
         )
         found = improve_chain(

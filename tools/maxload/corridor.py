@@ -12,17 +12,11 @@ from __future__ import annotations
 import numpy
 from numpy.typing import NDArray
 
-from graphplan.nouns.maxload import MaxLoad
 from graphplan.nouns.problem import Floats
-from graphplan.partition.maxload.cover import (
-    HAS_NUMBA,
-    Chain,
-    Family,
-    IsLate,
-    OutOfTime,
-    find_chain,
-)
-from graphplan.partition.maxload.prove import NO_BETTER
+from graphplan.partition.maxload.cover import Chain, Family
+from graphplan.partition.maxload.maxload import MaxLoad
+from tools.maxload.clock import IsLate, OutOfTime, find_in_time
+from tools.maxload.prove import NO_BETTER
 
 MAX_DOWNSETS = 1500
 """Down-sets of one corridor."""
@@ -63,13 +57,8 @@ def search_family(
 ) -> Chain | None:
     """The best chain of some down-sets if it is better than a value, and time allows."""
     try:
-        return find_chain(
-            Family(problem, downsets),
-            problem.num_parts,
-            value_s * NO_BETTER,
-            is_late=is_late,
-            engine="numba" if HAS_NUMBA else "python",
-        )
+        family = Family(problem, downsets)
+        return find_in_time(family, problem.num_parts, value_s * NO_BETTER, is_late)
     except OutOfTime:
         return None
 

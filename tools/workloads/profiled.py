@@ -23,7 +23,7 @@ from graphplan.nouns.problem import Problem
 from graphplan.nouns.table import OpProfile, ProfileTable
 from graphplan.nouns.tensor import ITEM_BYTES, TensorSpec
 from graphplan.nouns.training import Training
-from graphplan.workloads import ProfiledOp, ProfiledWorkload
+from tools.workloads.workload import ProfiledOp, ProfiledWorkload
 
 DTYPE = "float32"
 MAX_GUESSED_BATCH = 256

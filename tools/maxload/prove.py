@@ -11,9 +11,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from graphplan.errors import NoFeasiblePlan
-from graphplan.nouns.maxload import MaxLoad
-from graphplan.partition.maxload.cover import Chain, Engine, Family, IsLate, OutOfTime, find_chain
+from graphplan.partition.maxload.cover import Chain, Family
+from tools.maxload.clock import IsLate, OutOfTime, find_in_time
 
 STEPS = (1 / 32, 1 / 8, 1 / 2)
 """Where between bound and best value the targets lie; the last one is the best value itself."""
@@ -41,7 +40,6 @@ def prove_optimum(
     known: Chain | None,
     bound_s: float,
     is_late: IsLate = lambda: False,
-    engine: Engine = "auto",
 ) -> Proof:
     """Search the family for something better than the known chain, until the clock stops it.
 
@@ -51,7 +49,7 @@ def prove_optimum(
     steps = STEPS if len(family.downsets) > SMALL else ()
     for target_s in _list_targets(bound_s, best_s, steps):
         try:
-            found = find_chain(family, num_parts, target_s, is_late=is_late, engine=engine)
+            found = find_in_time(family, num_parts, target_s, is_late)
         except OutOfTime:
             return Proof(known, bound_s, proven=False)
         if found is not None:
@@ -69,21 +67,3 @@ def _list_targets(bound_s: float, best_s: float, steps: Sequence[float]) -> Iter
         if bound_s + step * (best_s - bound_s) < best_s * NO_BETTER:
             yield bound_s + step * (best_s - bound_s)
     yield best_s * NO_BETTER
-
-
-def explain_parts(problem: MaxLoad) -> NoFeasiblePlan:
-    """The error for a max-load problem that no cut within memory solves."""
-    limit = problem.memory_bytes or 0
-    total = sum(op.bytes for op in problem.ops)
-    largest = max(problem.ops, key=lambda op: op.bytes)
-    if largest.bytes > limit:
-        return NoFeasiblePlan(
-            f"The op {largest.name!r} needs {largest.bytes:,} bytes, a device has {limit:,}.",
-            remedy=f"Use devices with at least {largest.bytes:,} bytes.",
-        )
-    least = -(-total // limit)
-    return NoFeasiblePlan(
-        f"{problem.num_parts} devices of {limit:,} bytes cannot hold {problem.name!r}, which needs"
-        f" {total:,} bytes, in a cut along its edges.",
-        remedy=f"Use {max(least, problem.num_parts + 1)} devices or more.",
-    )

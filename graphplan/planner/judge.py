@@ -1,4 +1,8 @@
-"""Evaluation of stage graphs inside a search: 1F1B order, messages that queue, memory checked.
+"""The judge: what a stage graph is worth under the user's options, for every planner alike.
+
+Where orders are searched for, a draft is worth what the best of a few quick list schedules makes of
+it, with messages that queue (schedule/rehearse.py); else what its 1F1B order takes. Memory is
+checked in both. Under an asynchronous policy it is the steady state that counts (streaming.py).
 
 Batches of many micro-batches are cut to a few more than the pipeline is deep, and again to a few
 more than those: the difference says what every further micro-batch adds, at least the time of the
@@ -7,21 +11,22 @@ busiest device or channel. The plan itself is simulated in full.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from typing import Protocol
 
 import msgspec
 
 from graphplan.cost.model import CostModel
+from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.stages import StageGraph
-from graphplan.partition.answer import Evaluate
 from graphplan.planner.loads import measure_channels
 from graphplan.planner.options import DEFAULTS, SearchOptions
 from graphplan.planner.sequential import chain_stages
-from graphplan.planner.streaming import evaluate_stream
+from graphplan.planner.streaming import judge_stream
 from graphplan.schedule.auto import count_tasks
 from graphplan.schedule.evaluate import evaluate_schedule
+from graphplan.schedule.interleaved import build_interleaved
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.queued import has_contention, measure_queued
 from graphplan.schedule.quick import is_plain, measure_1f1b
@@ -32,8 +37,6 @@ Window = tuple[int, int]
 """Further micro-batches between which the pace of a pipeline in full swing is measured."""
 WINDOWS: tuple[Window, Window] = ((0, 6), (8, 24))
 """With one stage on a device, and with several, whose turns take longer to settle."""
-LONG_WINDOWS: tuple[Window, Window] = ((24, 48), (64, 128))
-"""The same for candidates that look best."""
 REHEARSED: Window = (8, 20)
 """The same for rehearsals of batches with too many tasks."""
 MAX_REHEARSED_TASKS = 4_000
@@ -45,49 +48,55 @@ ONE_STAGE = ("1f1b", "kfkb")
 """Schedules that order one stage on a device only."""
 
 
-def make_evaluator(
-    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
-) -> Evaluate:
-    """An evaluation that remembers what it has seen; `sequential` runs all stages in one line."""
-    policy = options.make_policy()
+class Judging(Protocol):
+    """What a contest asks of a judge."""
 
-    @lru_cache(maxsize=8192)
-    def evaluate(stages: StageGraph) -> float:
-        if options.streams(stages):
-            return evaluate_stream(cost, stages, options)
-        if policy.name == "local" and not is_replicated(stages):
+    is_step: bool
+    """Whether a judgement is the step time of a batch that ends with a barrier."""
+    searched: bool
+    """Whether the orders of the micro-batches are searched for."""
+
+    def judge(self, stages: StageGraph) -> float:
+        """What is minimised; infinity when a device cannot hold it."""
+
+
+class Judge:
+    """Judges the stage graphs of one problem, each of them once."""
+
+    def __init__(
+        self, cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
+    ) -> None:
+        self.cost, self.options, self.sequential = cost, options, sequential
+        self.policy = options.make_policy()
+        self.is_step = options.objective == "throughput" and self.policy.name == "flush"
+        self.searched = self.is_step and options.schedule in SEARCHED
+        self._known: dict[StageGraph, float] = {}
+
+    def judge(self, stages: StageGraph) -> float:
+        """What the objective minimises; infinity when a device cannot hold it."""
+        if stages not in self._known:
+            try:
+                self._known[stages] = self._judge(stages)
+            except (InvalidOption, NoFeasiblePlan):  # no order, or none that fits
+                self._known[stages] = float("inf")
+        return self._known[stages]
+
+    def _judge(self, stages: StageGraph) -> float:
+        if self.options.streams(stages):
+            return judge_stream(self.cost, stages, self.options)
+        if self.policy.name == "local" and not is_replicated(stages):
             return float("inf")
-        if options.schedule in ONE_STAGE and not has_own_devices(stages):
+        if self.options.schedule in ONE_STAGE and not has_own_devices(stages):
             return float("inf")
+        if self.searched:
+            return rehearse_stages(self.cost, stages, sequential=self.sequential)
         return evaluate_stages(
-            cost,
+            self.cost,
             stages,
-            policy=policy if policy.is_synchronous else None,
-            objective=options.objective,
-            sequential=sequential,
+            policy=self.policy if self.policy.is_synchronous else None,
+            objective=self.options.objective,
+            sequential=self.sequential,
         )
-
-    return evaluate
-
-
-def make_confirmer(
-    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
-) -> Evaluate | None:
-    """The same over more of the batch, for candidates that look best; None where it is exact."""
-    if options.objective != "throughput" or options.policy != "flush":
-        return None
-    return partial(evaluate_stages, cost, sequential=sequential, windows=LONG_WINDOWS)
-
-
-def make_rehearser(
-    cost: CostModel, options: SearchOptions = DEFAULTS, *, sequential: bool = False
-) -> Evaluate | None:
-    """About what the best schedule takes, for the best few; None where 1F1B is all there is."""
-    if options.objective != "throughput" or options.policy != "flush":
-        return None
-    if options.schedule not in SEARCHED:
-        return None
-    return partial(rehearse_stages, cost, sequential=sequential)
 
 
 def rehearse_stages(cost: CostModel, stages: StageGraph, *, sequential: bool = False) -> float:
@@ -160,8 +169,6 @@ def _run_order(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
     contended = has_contention(priced)
     if is_plain(priced) and not contended:
         return measure_1f1b(priced)
-    from graphplan.schedule.interleaved import build_interleaved
-
     build = build_interleaved if _shares_devices(priced) else build_1f1b
     schedule = build(priced)
     found = evaluate_schedule(priced, schedule)

@@ -14,17 +14,18 @@ import time
 from collections.abc import Callable
 
 from graphplan.errors import SearchLimit
-from graphplan.nouns.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.dag.downsets import enumerate_downsets
 from graphplan.partition.ilp import solve_contracted as solve_program
 from graphplan.partition.maxload.contract import contract_maxload
-from graphplan.partition.maxload.corridor import improve_chain
-from graphplan.partition.maxload.cover import Chain, Family, IsLate
+from graphplan.partition.maxload.cover import Chain, Family
 from graphplan.partition.maxload.incumbent import find_incumbent
-from graphplan.partition.maxload.loads import bound_load, make_parts_answer
-from graphplan.partition.maxload.prove import SMALL, explain_parts, prove_optimum
+from graphplan.partition.maxload.loads import bound_load, explain_parts, make_parts_answer
+from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.shrink import restore_answer, shrink_maxload
-from graphplan.partition.maxload.wide import improve_widely
+from tools.maxload.clock import IsLate
+from tools.maxload.corridor import improve_chain
+from tools.maxload.prove import SMALL, prove_optimum
+from tools.maxload.wide import improve_widely
 
 MAX_DOWNSETS = 300_000
 MAX_OPS = 1200
@@ -60,10 +61,8 @@ def solve_maxload(problem: MaxLoad, *, time_limit_s: float = 10.0, seed: int = 0
 
 def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> PartsAnswer:
     bound_s = bound_load(problem)
-    chain = find_incumbent(problem, seed=seed, is_late=clock(0.3))
-    downsets = enumerate_downsets(
-        problem.predecessors, problem.successors, limit=MAX_DOWNSETS, is_late=clock(0.4)
-    )
+    chain = find_incumbent(problem, seed=seed)
+    downsets = enumerate_downsets(problem.predecessors, problem.successors, limit=MAX_DOWNSETS)
     if downsets is not None:
         if chain is not None and len(downsets) > SMALL:
             chain = improve_chain(
@@ -85,24 +84,14 @@ def _solve_small(problem: MaxLoad, clock: Clock, end: float, seed: int) -> Parts
                 problem, chain.parts, solver="auto", bound_s=bound_s, proven=True, note=note
             )
     if chain is not None:
-        chain = _improve(problem, chain, clock, seed, searched=downsets is not None)
+        chain = _improve(problem, chain, clock, seed)
     return _finish_with_program(problem, chain, bound_s, end, seed)
 
 
-def _improve(problem: MaxLoad, chain: Chain, clock: Clock, seed: int, *, searched: bool) -> Chain:
-    """A better cut, if there is time to load compiled code, or the search before has loaded it.
-
-    The first time on a computer, annealing and that search compile for seconds each: one of them is
-    enough for one answer.
-    """
-    has_time = not clock(0.5)()
-    if has_time:
-        chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
-    if has_time or searched:
-        chain = improve_chain(
-            problem, chain, num_rounds=MANY_ROUNDS, seed=seed, is_late=clock(0.85)
-        )
-    return chain
+def _improve(problem: MaxLoad, chain: Chain, clock: Clock, seed: int) -> Chain:
+    """A better cut, as far as there is time."""
+    chain = improve_widely(problem, chain, seed=seed, is_late=clock(0.65))
+    return improve_chain(problem, chain, num_rounds=MANY_ROUNDS, seed=seed, is_late=clock(0.85))
 
 
 def _finish_with_program(

@@ -1,0 +1,137 @@
+"""What a node takes at the least, whatever the plan: the figures that all bounds add up.
+
+Notation as in bound.py: l_k is the weight of device type k, chosen so that the weights of all
+devices add up to 1. A second of a device of type k counts l_k, so that no plan of T seconds spends
+more than T of such *weighed* seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy
+
+from graphplan.cost.model import CostModel, bytes_per_trained_element
+from graphplan.nouns.problem import Floats, Ints, Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeCosts:
+    """Arrays [size, node] or [node], the best of all device types; infinity where a node does not
+    fit."""
+
+    work: Floats
+    """[size, node]: l_k a_v(k, n), the weighed seconds of a batch."""
+    forward: Floats
+    """[size, node]: f"""
+    through: Floats
+    """[size, node]: f + i"""
+    whole: Floats
+    """[size, node]: f + i + w"""
+    inputs: Floats
+    """[node]: i at the best size."""
+    weights: Floats
+    """[node]: w at the best size."""
+    forward_rate: Floats
+    """[node]: weighed seconds of forward for a sample."""
+    backward_rate: Floats
+    """[node]: weighed seconds of both gradients for a sample."""
+    closing: Floats
+    """[node]: seconds of the update of the node's own weights, on the best type."""
+    updating: Floats
+    """[node]: weighed seconds of their memory traffic; launches, which stages share, left out."""
+    update_s: float
+    """The same for all weights, those that several nodes read once."""
+    least_share: float
+    """min_k l_k"""
+    most_share: float
+    """max_k l_k"""
+    task_s: float
+    """What the runtime takes for a task at the least."""
+
+    @property
+    def least_work(self) -> Floats:
+        """By node."""
+        least: Floats = self.work.min(axis=0)
+        return least
+
+
+def collect_costs(problem: Problem) -> NodeCosts:
+    """The costs of all nodes on the device types that the cluster has."""
+    counts = numpy.bincount(problem.type_index_by_device, minlength=len(problem.cluster.types))
+    used = numpy.flatnonzero(counts)
+    backward = problem.needs_backward[None, None, :]
+    forward = problem.forward_s[used]
+    inputs = numpy.where(backward, problem.input_grad_s[used], 0.0)
+    weights = numpy.where(backward, problem.weight_grad_s[used], 0.0)
+    blocked = numpy.where(find_fitting(problem)[used], 0.0, math.inf)
+    samples = numpy.array(problem.sample_sizes, dtype=float)[None, :, None]
+    seconds = problem.training.batch_size * (forward + inputs + weights) / samples + blocked
+    shares = _weigh_types(counts[used], seconds)
+    weighed = shares[:, None, None] / samples
+    own = numpy.where(problem.needs_backward, problem.trained_elements, 0)
+    updates = numpy.array([_time_updates(problem, int(kind), own) for kind in used])
+    launches = numpy.array([_launch_time(problem, int(kind)) for kind in used])
+    traffic = numpy.maximum(updates - launches[:, None], 0.0)
+    tied = sum(
+        tie.trained_elements
+        for tie in problem.ties
+        if problem.needs_backward[list(tie.readers)].any()
+    )
+    extra = [_time_updates(problem, int(kind), numpy.array([tied]))[0] for kind in used]
+    return NodeCosts(
+        work=(shares[:, None, None] * seconds).min(axis=0),
+        forward=(forward + blocked).min(axis=0),
+        through=(forward + inputs + blocked).min(axis=0),
+        whole=(forward + inputs + weights + blocked).min(axis=0),
+        inputs=inputs.min(axis=(0, 1)),
+        weights=weights.min(axis=(0, 1)),
+        forward_rate=(weighed * forward + blocked).min(axis=(0, 1)),
+        backward_rate=(weighed * (inputs + weights) + blocked).min(axis=(0, 1)),
+        closing=updates.min(axis=0),
+        updating=(shares[:, None] * traffic).min(axis=0),
+        update_s=float((shares * (traffic.sum(axis=1) + extra - launches * (tied > 0))).min()),
+        least_share=float(shares.min()),
+        most_share=float(shares.max()),
+        task_s=min(problem.cluster.types[kind].task_s for kind in used),
+    )
+
+
+def find_fitting(problem: Problem) -> numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.bool_]]:
+    """[type, size, node]: whether a device of the type can hold the node alone, one in flight."""
+    model = CostModel(problem)
+    per_element = sum(bytes_per_trained_element(problem.training, problem.element_bytes))
+    fixed = numpy.array([model.trained_elements([v]) for v in range(problem.num_nodes)])
+    fixed = fixed * per_element + problem.held_bytes
+    saved = problem.saved_bytes.copy()
+    for save in problem.saves:
+        saved[:, list(save.savers)] += numpy.array(save.bytes_by_size)[:, None]
+    needed = fixed + problem.workspace_bytes + numpy.where(problem.needs_backward, saved, 0)
+    limits = numpy.zeros(len(problem.cluster.types))
+    for device, kind in zip(problem.cluster.devices, problem.type_index_by_device, strict=True):
+        limits[kind] = device.memory_bytes
+    return needed[None] <= limits[:, None, None]
+
+
+def _weigh_types(counts: Ints, seconds: Floats) -> Floats:
+    """l_k: each type's speed on what it can hold, scaled so that sum_k N_k l_k = 1."""
+    least = seconds.min(axis=1)
+    totals = numpy.where(numpy.isfinite(least), least, 0.0).sum(axis=1)
+    speeds = 1 / numpy.maximum(totals, 1e-300)
+    shares: Floats = speeds / (counts * speeds).sum()
+    return shares
+
+
+def _time_updates(problem: Problem, kind: int, elements: Ints) -> Floats:
+    model, device_type = CostModel(problem), problem.cluster.types[kind]
+    amounts, place = numpy.unique(elements, return_inverse=True)
+    seconds = [model.update_time(device_type, int(each)) for each in amounts]
+    found: Floats = numpy.array(seconds)[place]
+    return found
+
+
+def _launch_time(problem: Problem, kind: int) -> float:
+    """What an update takes however small; a measured one has no such part."""
+    device_type = problem.cluster.types[kind]
+    return 0.0 if device_type.update_s_per_element is not None else device_type.launch_s

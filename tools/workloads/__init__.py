@@ -1,0 +1,1 @@
+"""Published graphs with costs: the files, their readers, and the problems that they pose."""
