@@ -34,7 +34,7 @@ from graphplan.cost.allocator import keep_freed_memory
 from graphplan.cost.cores import count_cores, keep_cores
 from graphplan.cost.hardware import find_cluster
 from graphplan.cost.measure import measure_table
-from graphplan.cost.model import count_update_bytes
+from graphplan.cost.sums import count_update_bytes
 from graphplan.errors import GraphplanError
 from graphplan.frontend import trace_module
 from graphplan.nouns.cluster import Link

@@ -24,74 +24,29 @@ Assumptions, and when they break:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import msgspec
+import numpy
 
 from graphplan.cost.allreduce import allreduce_time
 from graphplan.cost.rows import Share, share_rows
+from graphplan.cost.sums import SINGLE, Copies, StageMemory, StageSums, count_memory, price_sums
+from graphplan.cost.work import MeanTimes, measure_times
 from graphplan.errors import InvalidOption
-from graphplan.nouns.base import Noun
-from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import Message, PricedStages, StagePrice, TransferPrice
-from graphplan.nouns.problem import Flow, Problem
+from graphplan.nouns.problem import Floats, Flow, Ints, Problem
 from graphplan.nouns.stages import Stage, StageGraph
-from graphplan.nouns.training import STATES_PER_PARAMETER, Training
 
 FLUSH = WeightPolicy()
-WIDENED = 2
-"""Width of an optimizer state or master weight under mixed precision over that of a weight: 32 bits
-for 16, and on the safe side where weights stay wider (complex ones)."""
+NUM_KNOTS = 32
+"""Amounts between which the seconds of many reductions are interpolated."""
 
-
-class StageMemory(Noun, frozen=True, kw_only=True):
-    """Bytes of a stage on one replica, by purpose."""
-
-    weights: int
-    """Trained weights in all their versions, and frozen ones."""
-    gradients: int
-    optimizer: int
-    buffers: int
-    saved: int
-    """Of one in-flight micro-batch."""
-    saved_for_weights: int
-    workspace: int
-
-    @property
-    def fixed(self) -> int:
-        """What does not depend on the micro-batches in flight."""
-        return self.weights + self.gradients + self.optimizer + self.buffers
-
-    def total(self, num_in_flight: int) -> int:
-        """Peak with this many micro-batches in flight."""
-        return self.fixed + self.workspace + num_in_flight * self.saved
-
-
-class Copies(NamedTuple):
-    """How often a policy holds the trained weights of a stage."""
-
-    versions: int = 1
-    directions: int = 0
-    """Buffers for directions that the optimizer does not keep; they count as its states."""
-
-
-def bytes_per_trained_element(
-    training: Training, element_bytes: int, *, num_versions: int = 1, num_directions: int = 0
-) -> tuple[int, int, int]:
-    """Bytes of weights, gradient and optimizer for one trained element."""
-    states = STATES_PER_PARAMETER[training.optimizer] + num_directions
-    if training.mixed:
-        return num_versions * element_bytes, element_bytes, (states + 1) * WIDENED * element_bytes
-    return num_versions * element_bytes, element_bytes, states * element_bytes
-
-
-def count_update_bytes(training: Training, element_bytes: int) -> int:
-    """Bytes that the optimizer step moves for one trained element."""
-    weight, gradient, optimizer = bytes_per_trained_element(training, element_bytes)
-    return 2 * weight + gradient + 2 * optimizer
+Nodes = tuple[int, ...]
+Devices = tuple[int, ...]
 
 
 class CostModel:
@@ -99,9 +54,15 @@ class CostModel:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._price_by_stage: dict[tuple[Stage, Copies], StagePrice] = {}
+        self._price_by_stage: dict[tuple[Nodes, Devices, int, bool, Copies], StagePrice] = {}
+        self._sums_by_stage: dict[tuple[Nodes, int, tuple[int, ...]], StageSums] = {}
 
-    # -- times -----------------------------------------------------------------------------------
+    @cached_property
+    def mean_times(self) -> MeanTimes:
+        """Times of the mean device, for searches that do not know yet which they get."""
+        return measure_times(self.problem)
+
+    # -- stages by themselves --------------------------------------------------------------------
 
     def samples_per_replica(self, micro_batch_size: int, num_replicas: int) -> int:
         """Samples that one replica sees of a micro-batch."""
@@ -112,29 +73,122 @@ class CostModel:
             )
         return micro_batch_size // num_replicas
 
-    def stage_times(
-        self, nodes: Sequence[int], devices: Sequence[int], micro_batch_size: int
-    ) -> tuple[float, float, float]:
-        """Forward, input-gradient and weight-gradient seconds of one micro-batch."""
-        problem = self.problem
-        size = problem.size_index[self.samples_per_replica(micro_batch_size, len(devices))]
-        types = sorted({problem.type_index_by_device[device] for device in devices})
+    def sum_nodes(self, nodes: Sequence[int], samples: int, types: Sequence[int]) -> StageSums:
+        """The sums of a set of nodes on a replica that sees so many samples of a micro-batch."""
+        problem, chosen = self.problem, list(nodes)
+        size = problem.size_index[samples]
+        ties = [problem.ties[i] for i in self._touched(nodes, problem.ties_by_node)]
+        saves = [problem.saves[i] for i in self._touched(nodes, problem.saves_by_node)]
+        entering, leaving = self._crossing(nodes)
+        received = [flow for flow in entering if flow.owner is not None]
         forward, inputs, weights = (
-            max(float(array[kind, size, list(nodes)].sum()) for kind in types)
+            max(float(array[kind, size, chosen].sum()) for kind in types)
             for array in (problem.forward_s, problem.input_grad_s, problem.weight_grad_s)
         )
-        return forward, inputs, weights
-
-    def update_time(self, device_type: DeviceType, trained_elements: int) -> float:
-        """Seconds of the optimizer step."""
-        if not trained_elements:
-            return 0.0
-        if device_type.update_s_per_element is not None:
-            return trained_elements * device_type.update_s_per_element
-        traffic = trained_elements * count_update_bytes(
-            self.problem.training, self.problem.element_bytes
+        return StageSums(
+            forward_s=forward,
+            input_grad_s=inputs,
+            weight_grad_s=weights,
+            own_elements=int(problem.trained_elements[chosen].sum()),
+            tied_elements=sum(tie.trained_elements for tie in ties),
+            held_bytes=int(problem.held_bytes[chosen].sum()) + sum(tie.held_bytes for tie in ties),
+            saved_bytes=int(problem.saved_bytes[size, chosen].sum())
+            + sum(save.bytes_by_size[size] for save in saves),
+            saved_for_weights_bytes=int(problem.saved_for_weights_bytes[size, chosen].sum()),
+            workspace_bytes=int(problem.workspace_bytes[size, chosen].max(initial=0)),
+            entering_bytes=sum(flow.bytes_by_size[size] for flow in entering),
+            received_bytes=sum(flow.bytes_by_size[size] for flow in received),
+            entering_buffer_bytes=sum(flow.buffer_bytes(size) for flow in received),
+            leaving_buffer_bytes=sum(flow.buffer_bytes(size) for flow in leaving),
+            trains=bool(problem.needs_backward[chosen].any()),
+            returns=any(flow.needs_grad for flow in entering),
         )
-        return device_type.launch_s + traffic / device_type.bandwidth_bytes_per_s
+
+    def stage_memory(
+        self,
+        nodes: Sequence[int],
+        samples: int,
+        *,
+        recompute: bool = False,
+        copies: Copies = SINGLE,
+    ) -> StageMemory:
+        """Bytes of a stage, by purpose, on one replica that sees `samples` of a micro-batch."""
+        sums = self.sum_nodes(nodes, samples, (0,))
+        return count_memory(self.problem, sums, recompute=recompute, copies=copies)
+
+    def price_nodes(
+        self,
+        nodes: tuple[int, ...],
+        devices: tuple[int, ...],
+        micro_batch_size: int,
+        *,
+        recompute: bool = False,
+        copies: Copies = SINGLE,
+    ) -> StagePrice:
+        """The price of a stage by itself; remembered, because searches change few stages.
+
+        Its own weights are reduced over its replicas; those that other stages hold, too, are not
+        in it (price_stages adds them).
+        """
+        key = (nodes, devices, micro_batch_size, recompute, copies)
+        if key not in self._price_by_stage:
+            self._price_by_stage[key] = self._price_nodes(*key)
+        return self._price_by_stage[key]
+
+    def _price_nodes(
+        self,
+        nodes: tuple[int, ...],
+        devices: tuple[int, ...],
+        micro_batch_size: int,
+        recompute: bool,
+        copies: Copies,
+    ) -> StagePrice:
+        problem = self.problem
+        samples = self.samples_per_replica(micro_batch_size, len(devices))
+        types = tuple(sorted({problem.type_index_by_device[device] for device in devices}))
+        sums = self._remember_sums(nodes, samples, types)
+        costs = price_sums(problem, sums, types, recompute=recompute, copies=copies)
+        return StagePrice(
+            devices=devices,
+            micro_batch_size=micro_batch_size,
+            forward_s=costs.forward_s,
+            backward_s=costs.backward_s,
+            input_grad_s=costs.input_grad_s,
+            weight_grad_s=costs.weight_grad_s,
+            reduce_s=self.reduce_time(devices, sums.own_elements),
+            update_s=float(costs.update_s),
+            trained_bytes=costs.trained_bytes,
+            fixed_bytes=costs.fixed_bytes,
+            saved_bytes=costs.saved_bytes,
+            saved_for_weights_bytes=int(costs.saved_for_weights_bytes),
+            workspace_bytes=costs.workspace_bytes,
+            needs_backward=sums.trains,
+        )
+
+    def _remember_sums(
+        self, nodes: tuple[int, ...], samples: int, types: tuple[int, ...]
+    ) -> StageSums:
+        """Sums do not depend on which devices of a type there are: moves of replicas keep them."""
+        key = (nodes, samples, types)
+        if key not in self._sums_by_stage:
+            self._sums_by_stage[key] = self.sum_nodes(nodes, samples, types)
+        return self._sums_by_stage[key]
+
+    def reduce_time(self, devices: Sequence[int], elements: int) -> float:
+        """Seconds to reduce the gradients of so many weights over these devices."""
+        num_bytes = elements * self.problem.element_bytes
+        return allreduce_time(self.problem.cluster, devices, num_bytes)
+
+    def reduce_times(self, devices: Sequence[int], elements: Ints) -> Floats:
+        """The same for many stages; between NUM_KNOTS amounts, as it is nearly straight there."""
+        most = int(elements.max(initial=0))
+        if len(devices) < 2 or not most:
+            return numpy.zeros(elements.shape)
+        amounts = numpy.unique(elements)
+        if len(amounts) > NUM_KNOTS:
+            amounts = numpy.concatenate([[0], numpy.geomspace(1, most, NUM_KNOTS)])
+        seconds = [self.reduce_time(devices, math.ceil(amount)) for amount in amounts]
+        return numpy.interp(elements, amounts, seconds)
 
     def message(self, src: int, dst: int, num_bytes: int) -> Message:
         """Bytes on their way between two devices."""
@@ -147,58 +201,6 @@ class CostModel:
             seconds=num_bytes / link.bandwidth_bytes_per_s,
             latency_s=link.latency_s,
             channel=cluster.channel_between(src, dst),
-        )
-
-    # -- memory ----------------------------------------------------------------------------------
-
-    def trained_elements(self, nodes: Sequence[int]) -> int:
-        """Elements of trainable weights that a stage holds, tied ones once."""
-        own = int(self.problem.trained_elements[list(nodes)].sum())
-        ties = self._touched(nodes, self.problem.ties_by_node)
-        return own + sum(self.problem.ties[i].trained_elements for i in ties)
-
-    def stage_memory(
-        self,
-        nodes: Sequence[int],
-        samples: int,
-        *,
-        recompute: bool = False,
-        num_versions: int = 1,
-        num_directions: int = 0,
-    ) -> StageMemory:
-        """Bytes of a stage on one replica that sees `samples` of every micro-batch."""
-        problem, chosen = self.problem, list(nodes)
-        size = problem.size_index[samples]
-        ties = [problem.ties[i] for i in self._touched(nodes, problem.ties_by_node)]
-        trained = self.trained_elements(nodes)
-        weight, gradient, optimizer = bytes_per_trained_element(
-            problem.training,
-            problem.element_bytes,
-            num_versions=num_versions,
-            num_directions=num_directions,
-        )
-        held = int(problem.held_bytes[chosen].sum()) + sum(tie.held_bytes for tie in ties)
-        saved = int(problem.saved_bytes[size, chosen].sum()) + sum(
-            problem.saves[i].bytes_by_size[size]
-            for i in self._touched(nodes, problem.saves_by_node)
-        )
-        workspace = int(problem.workspace_bytes[size, chosen].max(initial=0))
-        entering, leaving = self._crossing(nodes)
-        if recompute:
-            workspace += saved
-            saved = sum(flow.bytes_by_size[size] for flow in entering)
-        return StageMemory(
-            weights=trained * weight + held,
-            gradients=trained * gradient,
-            optimizer=trained * optimizer,
-            buffers=sum(
-                flow.bytes_by_size[size] * (2 if flow.needs_grad else 1)
-                for flow in (*entering, *leaving)
-                if flow.owner is not None
-            ),
-            saved=saved,
-            saved_for_weights=min(saved, int(problem.saved_for_weights_bytes[size, chosen].sum())),
-            workspace=workspace,
         )
 
     def _touched(self, nodes: Iterable[int], by_node: Sequence[Sequence[int]]) -> list[int]:
@@ -255,50 +257,12 @@ class CostModel:
         return Copies(policy.num_versions(stage), directions)
 
     def _price_stage(self, stage: Stage, copies: Copies) -> StagePrice:
-        """The price of a stage by itself; remembered, because searches change few stages."""
-        key = (stage, copies)
-        if key not in self._price_by_stage:
-            self._price_by_stage[key] = self._compute_price(stage, copies)
-        return self._price_by_stage[key]
-
-    def _compute_price(self, stage: Stage, copies: Copies) -> StagePrice:
-        problem, own = self.problem, self.stage_nodes(stage)
-        samples = self.samples_per_replica(stage.micro_batch_size, len(stage.devices))
-        forward, inputs, weights = self.stage_times(own, stage.devices, stage.micro_batch_size)
-        again = forward if stage.recompute else 0.0
-        memory = self.stage_memory(
-            own,
-            samples,
+        return self.price_nodes(
+            self.stage_nodes(stage),
+            stage.devices,
+            stage.micro_batch_size,
             recompute=stage.recompute,
-            num_versions=copies.versions,
-            num_directions=copies.directions,
-        )
-        trained = self.trained_elements(own)
-        trains = bool(problem.needs_backward[list(own)].any())
-        types = [
-            problem.cluster.types[t]
-            for t in {problem.type_index_by_device[device] for device in stage.devices}
-        ]
-        task_s = max(each.task_s for each in types)
-        kept = memory.saved_for_weights
-        if not any(flow.needs_grad for flow in self._crossing(own)[0]):
-            inputs, weights, kept = 0.0, inputs + weights, memory.saved
-        own_bytes = int(problem.trained_elements[list(own)].sum()) * problem.element_bytes
-        return StagePrice(
-            devices=stage.devices,
-            micro_batch_size=stage.micro_batch_size,
-            forward_s=forward + task_s,
-            backward_s=again + inputs + weights + task_s if trains else 0.0,
-            input_grad_s=again + inputs + task_s if trains else 0.0,
-            weight_grad_s=weights + task_s if trains else 0.0,
-            reduce_s=allreduce_time(problem.cluster, stage.devices, own_bytes),
-            update_s=max(self.update_time(each, trained) for each in types),
-            trained_bytes=trained * problem.element_bytes,
-            fixed_bytes=memory.fixed,
-            saved_bytes=memory.saved if trains else 0,
-            saved_for_weights_bytes=kept if trains else 0,
-            workspace_bytes=memory.workspace,
-            needs_backward=trains,
+            copies=copies,
         )
 
     def _add_ties(
@@ -322,8 +286,7 @@ class CostModel:
                     for device in stage.devices
                 }
             )
-            tie_bytes = tie.trained_elements * problem.element_bytes
-            seconds += allreduce_time(problem.cluster, devices, tie_bytes)
+            seconds += self.reduce_time(devices, tie.trained_elements)
         return msgspec.structs.replace(price, reduce_s=seconds)
 
     def _add_messages(

@@ -47,6 +47,10 @@ class Flow(Noun, frozen=True, kw_only=True):
         """Whether replicas hold different rows of it."""
         return self.spec.has_batch
 
+    def buffer_bytes(self, size: int) -> int:
+        """Room for the tensor and for the gradient that comes back, at a position of sizes."""
+        return self.bytes_by_size[size] * (2 if self.needs_grad else 1)
+
 
 class Save(Noun, frozen=True, kw_only=True):
     """A storage kept for the backward of the nodes `savers`; a stage holds it once."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import networkx
 
 from graphplan.errors import CutError
@@ -23,6 +24,18 @@ class Part(Noun, frozen=True, kw_only=True):
 
 Draft = tuple[Part, ...]
 """A stage graph in the making: parts that cover all nodes, in any order."""
+
+
+def place_in_order(parts: Iterable[Part]) -> list[Part]:
+    """The parts, each with as many devices as it had, on consecutive ones: parts come in the order
+    of the graph, so that neighbours, which exchange most, share a node where they can."""
+    placed: list[Part] = []
+    first = 0
+    for part in parts:
+        devices = tuple(range(first, first + len(part.devices)))
+        placed.append(msgspec.structs.replace(part, devices=devices))
+        first += len(devices)
+    return placed
 
 
 def assemble_stages(problem: Problem, parts: Sequence[Part]) -> StageGraph:

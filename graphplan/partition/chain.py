@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import itertools
 
+from graphplan.cost.cuts import OrderCuts
 from graphplan.cost.model import CostModel
-from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.linear import list_problem_orders, make_blocks, weigh_flows
-from graphplan.partition.pipelines.intervals import Intervals
 from graphplan.partition.pipelines.sweep import sweep_settings
 from graphplan.partition.proposal import Proposals, Wish
 
@@ -33,11 +32,10 @@ NUM_ORDERS = 3
 
 def propose(cost: CostModel, wish: Wish) -> Proposals:
     """Chains over all micro-batch sizes, levels of replication and orders."""
-    problem = cost.problem
     needed = min(BLOCKS_PER_STAGE * _count_stages(cost), MOST_BLOCKS)
-    coarse = make_intervals(problem, num_orders=1, max_blocks=max(COARSE_BLOCKS, needed))
-    fine = make_intervals(
-        problem,
+    coarse = make_cuts(cost, num_orders=1, max_blocks=max(COARSE_BLOCKS, needed))
+    fine = make_cuts(
+        cost,
         num_orders=NUM_ORDERS,
         max_blocks=max(FINE_BLOCKS, min(2 * needed, MOST_BLOCKS)),
     )
@@ -49,16 +47,17 @@ def _count_stages(cost: CostModel) -> int:
     """Stages that the weights alone make necessary."""
     problem = cost.problem
     nodes = range(problem.num_nodes)
-    held = cost.stage_memory(nodes, problem.sample_sizes[0]).fixed
+    held = int(cost.stage_memory(nodes, problem.sample_sizes[0]).fixed)
     return -(-held // max(device.memory_bytes for device in problem.cluster.devices))
 
 
-def make_intervals(problem: Problem, *, num_orders: int, max_blocks: int) -> list[Intervals]:
-    """The intervals of a few orders."""
+def make_cuts(cost: CostModel, *, num_orders: int, max_blocks: int) -> list[OrderCuts]:
+    """The cuts along a few orders."""
+    problem = cost.problem
     work = (problem.forward_s + problem.input_grad_s + problem.weight_grad_s)[0, -1]
     tensors = weigh_flows(problem)
     orders = itertools.islice(list_problem_orders(problem), num_orders)
     return [
-        Intervals(problem, make_blocks(order, work, tensors, max_blocks=max_blocks))
+        OrderCuts(cost, make_blocks(order, work, tensors, max_blocks=max_blocks))
         for order in orders
     ]

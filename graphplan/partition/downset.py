@@ -9,7 +9,7 @@ too many is searched over a sample of them, and the answer says so.
 from __future__ import annotations
 
 from graphplan.cost.model import CostModel
-from graphplan.partition.pipelines.family import list_all_pairs, sample_pairs
+from graphplan.partition.pipelines.family import list_all_cuts, sample_cuts
 from graphplan.partition.pipelines.sweep import sweep_settings
 from graphplan.partition.proposal import Proposals, Wish
 
@@ -19,17 +19,16 @@ COARSE_DOWNSETS, FINE_DOWNSETS = 120, 700
 
 def propose(cost: CostModel, wish: Wish) -> Proposals:
     """Pipelines whose stages lie between down-sets."""
-    problem = cost.problem
-    whole = list_all_pairs(problem, limit=FINE_DOWNSETS)
-    sampled = sample_pairs(problem, limit=FINE_DOWNSETS, seed=wish.seed)
-    coarse = list_all_pairs(problem, limit=COARSE_DOWNSETS)
+    whole = list_all_cuts(cost, limit=FINE_DOWNSETS)
+    sampled = sample_cuts(cost, limit=FINE_DOWNSETS, seed=wish.seed)
+    coarse = list_all_cuts(cost, limit=COARSE_DOWNSETS)
     if coarse is None:
-        coarse = sample_pairs(problem, limit=COARSE_DOWNSETS, seed=wish.seed)
+        coarse = sample_cuts(cost, limit=COARSE_DOWNSETS, seed=wish.seed)
     fine = [] if whole is None else [whole]
     # What is folded a lot misses cuts that a sample of finer down-sets has.
-    if whole is None or len(whole.groups) < len(sampled.groups):
+    if whole is None or len(whole.items) < len(sampled.items):
         fine.append(sampled)
     yield from sweep_settings(cost, wish, coarse, fine)
     if whole is None:
         return f"more than {FINE_DOWNSETS} down-sets: {len(sampled.downsets)} of them were searched"
-    return f"all {len(whole.downsets)} down-sets of {len(whole.groups)} groups of nodes"
+    return f"all {len(whole.downsets)} down-sets of {len(whole.items)} groups of nodes"

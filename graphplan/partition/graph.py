@@ -13,19 +13,16 @@ from collections.abc import Generator
 from graphplan.cost.model import CostModel
 from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.dag.decompose import find_primes
-from graphplan.partition.dag.work import measure_times
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.localsearch import canonical
 from graphplan.partition.improve import improve_drafts
 from graphplan.partition.proposal import Proposals, Wish
-from graphplan.partition.trees.candidates import Candidate, CandidateSearch
+from graphplan.partition.trees.candidates import CandidateSearch
 
 MAX_ITEMS = 64
 """Items of a chain in the dynamic program."""
 MAX_SETTINGS = 10
 """Micro-batch sizes and device units that it tries."""
-MAX_ENRICHED, ENRICHED_FROM = 4, 2.0
-"""Of these, with more cuts of large prime modules, and the effort from which on."""
 NUM_JUDGED = 12
 """Of its drafts are proposed, and the best one of every micro-batch size."""
 
@@ -42,28 +39,21 @@ def propose_trees(
 ) -> Generator[Draft | None, float, tuple[list[Draft], str]]:
     """The drafts of the dynamic program, those that were judged first, best of them on top."""
     search = CandidateSearch(
-        cost,
-        Appraiser(cost),
-        measure_times(cost.problem),
-        max_items=MAX_ITEMS,
-        max_settings=wish.scale(MAX_SETTINGS),
-        max_enriched=MAX_ENRICHED if wish.effort >= ENRICHED_FROM else 0,
+        cost, Appraiser(cost), max_items=MAX_ITEMS, max_settings=wish.scale(MAX_SETTINGS)
     )
-    found: dict[frozenset[Part], Candidate] = {}
-    for candidate in search.run():
-        found.setdefault(canonical(candidate.draft), candidate)
+    found: dict[frozenset[Part], tuple[float, Draft]] = {}
+    for step_s, draft in search.run():
+        found.setdefault(canonical(draft), (step_s, draft))
         yield None
-    ranked = sorted(found.values(), key=lambda each: each.step_s)
-    first_by_size: dict[int, Candidate] = {}
-    for candidate in ranked:
-        first_by_size.setdefault(candidate.draft[0].micro_batch_size, candidate)
-    chosen = dict.fromkeys(
-        each.draft for each in (*ranked[: wish.scale(NUM_JUDGED)], *first_by_size.values())
-    )
+    ranked = [draft for _, draft in sorted(found.values(), key=lambda each: each[0])]
+    first_by_size: dict[int, Draft] = {}
+    for draft in ranked:
+        first_by_size.setdefault(draft[0].micro_batch_size, draft)
+    chosen = dict.fromkeys((*ranked[: wish.scale(NUM_JUDGED)], *first_by_size.values()))
     judged: dict[Draft, float] = {}
     for draft in chosen:
         judged[draft] = yield draft
     primes = len(find_primes(search.tree))
     best = sorted(judged, key=lambda draft: judged[draft])
-    drafts = list(dict.fromkeys([*best, *(each.draft for each in ranked)]))
+    drafts = list(dict.fromkeys([*best, *ranked]))
     return drafts, f"{primes} prime modules" if primes else "series-parallel"

@@ -16,13 +16,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from graphplan.cost.model import CostModel
-from graphplan.nouns.problem import Problem
-from graphplan.partition.assemble import Draft, Part
+from graphplan.partition.assemble import Draft, Part, place_in_order
 from graphplan.partition.dag.decompose import decompose_order, find_primes
 from graphplan.partition.dag.fold import fold_problem
-from graphplan.partition.dag.work import MeanTimes, measure_times
 from graphplan.partition.proposal import Proposals, Wish, offer_parts
-from graphplan.partition.trees.minflight import Choice, FlightSearch
+from graphplan.partition.trees.minflight import FlightSearch
 from graphplan.partition.trees.riders import join_riders
 from graphplan.partition.trees.shape import Shape, build_shape
 
@@ -41,32 +39,26 @@ ROOM_SHARES = (1.0, 0.9, 0.75)
 def propose(cost: CostModel, wish: Wish) -> Proposals:
     """The stages with the smallest time per sample, for every micro-batch size."""
     problem = cost.problem
-    times = measure_times(problem)
     folded = fold_problem(problem)
     tree = decompose_order(folded.order)
-    shape = build_shape(
-        problem,
-        times,
-        folded,
-        tree,
-        max_items=MAX_ITEMS,
-        min_share=0.5 / len(problem.cluster.devices),
-    )
-    for sizes in _list_sizes(problem, times, count=wish.scale(MAX_SIZES)):
+    min_share = 0.5 / len(problem.cluster.devices)
+    shape = build_shape(cost, folded, tree, max_items=MAX_ITEMS, min_share=min_share)
+    for sizes in _list_sizes(cost, count=wish.scale(MAX_SIZES)):
         yield from _offer_best(cost, shape, sizes, folded.riders)
     primes = len(find_primes(tree))
     return f"{primes} modules are not series-parallel and were cut as chains" if primes else ""
 
 
-def _list_sizes(problem: Problem, times: MeanTimes, *, count: int) -> Iterator[Sequence[int]]:
+def _list_sizes(cost: CostModel, *, count: int) -> Iterator[Sequence[int]]:
     """Single micro-batch sizes, the most promising first, then all that pipelines can use."""
+    problem, busy_s = cost.problem, cost.mean_times.busy_s
     num_devices = len(problem.cluster.devices)
     batch = problem.training.batch_size
 
     def estimate(size: int) -> float:
         replicas = max(r for r in range(1, num_devices + 1) if size % r == 0)
         index = problem.size_index[size // replicas]
-        work = float((times.forward_s[index] + times.backward_s[index]).sum())
+        work = float(busy_s[index].sum())
         depth = num_devices / replicas
         return (batch / size + depth - 1) * work / depth
 
@@ -93,37 +85,17 @@ def _offer_best(
             return
 
 
-def bisect_target(search: FlightSearch) -> list[Choice] | None:
+def bisect_target(search: FlightSearch) -> Sequence[Part] | None:
     """The stages for the smallest target that can be met."""
     best = search.search(float("inf"))
     if best is None:
         return None
-    low, high = 0.0, _find_slowest(best)
+    low, high = 0.0, best.slowest_s
     while high - low > TOLERANCE * high:
         middle = (low + high) / 2
         found = search.search(middle)
         if found is None:
             low = middle
         else:
-            best, high = found, min(middle, _find_slowest(found))
-    return best
-
-
-def _find_slowest(choices: Sequence[Choice]) -> float:
-    return max(choice.seconds_per_sample for choice in choices)
-
-
-def place_in_order(choices: Sequence[Choice]) -> list[Part]:
-    """Stages on consecutive devices."""
-    parts: list[Part] = []
-    first = 0
-    for choice in choices:
-        parts.append(
-            Part(
-                nodes=choice.nodes,
-                devices=tuple(range(first, first + choice.num_replicas)),
-                micro_batch_size=choice.micro_batch_size,
-            )
-        )
-        first += choice.num_replicas
-    return parts
+            best, high = found, min(middle, found.slowest_s)
+    return best.parts

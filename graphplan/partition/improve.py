@@ -25,7 +25,6 @@ import msgspec
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
 from graphplan.partition.assemble import Draft, Part
-from graphplan.partition.dag.work import measure_times
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.localsearch import (
     Budget,
@@ -68,7 +67,7 @@ class Improver:
     """What the rounds have in common: all that was appraised and judged."""
 
     def __init__(self, cost: CostModel, wish: Wish, starts: Sequence[Draft]) -> None:
-        self.cost, self.work = cost, measure_times(cost.problem).work
+        self.cost, self.work = cost, cost.mean_times.work
         self.appraiser = Appraiser(cost, relaxed=wish.searched and wish.is_step)
         self.rng = random.Random(wish.seed)
         self.starts = [

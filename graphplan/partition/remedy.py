@@ -11,12 +11,13 @@ import dataclasses
 
 import msgspec
 
-from graphplan.cost.model import Copies, CostModel, bytes_per_trained_element
+from graphplan.cost.cuts import OrderCuts
+from graphplan.cost.model import CostModel
+from graphplan.cost.sums import Copies, StageCosts, bytes_per_trained_element
 from graphplan.errors import NoFeasiblePlan
 from graphplan.nouns.policy import WeightPolicy
-from graphplan.nouns.problem import Problem
+from graphplan.nouns.problem import Ints, Problem
 from graphplan.partition.dag.linear import make_blocks, weigh_flows
-from graphplan.partition.pipelines.intervals import Intervals
 
 MAX_BLOCKS = 256
 MOST_TIMES_DEVICES = 64
@@ -58,14 +59,13 @@ def _describe(packer: _Packer, attempt: _Attempt) -> str:
     least = packer.least_memory(attempt)
     first, last, height, in_flight = packer.fullest_stage(attempt, least)
     problem = packer.problem
-    nodes = packer.intervals.nodes_of(first, last)
+    nodes = packer.cuts.nodes_of(first, last)
     copies = packer.count_copies(height)
-    memory = CostModel(problem).stage_memory(
+    memory = packer.cost.stage_memory(
         nodes,
         attempt.samples,
         recompute=attempt.recompute,
-        num_versions=copies.versions,
-        num_directions=copies.directions,
+        copies=copies,
     )
     names = f"{problem.nodes[nodes[0]].name!r}"
     if len(nodes) > 1:
@@ -121,7 +121,8 @@ class _Packer:
         work = problem.forward_s[0, -1] + 1e-12
         order, tensors = range(problem.num_nodes), weigh_flows(problem)
         blocks = make_blocks(order, work, tensors, max_blocks=MAX_BLOCKS)
-        self.intervals = Intervals(problem, blocks)
+        self.cost = CostModel(problem)
+        self.cuts = OrderCuts(self.cost, blocks)
         self.devices = problem.cluster.devices
 
     def list_given(self) -> list[_Attempt]:
@@ -154,23 +155,27 @@ class _Packer:
         """Bytes of a trained element beyond those of one copy."""
         training, size = self.problem.training, self.problem.element_bytes
         copies = self.count_copies(height)
-        held = bytes_per_trained_element(
-            training, size, num_versions=copies.versions, num_directions=copies.directions
-        )
+        held = bytes_per_trained_element(training, size, copies)
         return sum(held) - sum(bytes_per_trained_element(training, size))
+
+    def _count_bytes(self, attempt: _Attempt, height: int) -> Ints:
+        """Bytes of every stage with so many stages behind it."""
+        index = self.problem.size_index[attempt.samples]
+        costs: StageCosts = self.cuts.costs(index, (0,), recompute=attempt.recompute)
+        copied = self._copied_bytes(height) * self.cuts.sums(index, (0,)).trained_elements
+        saved = self._count_in_flight(attempt, height) * costs.saved_bytes
+        total: Ints = costs.fixed_bytes + costs.workspace_bytes + saved + copied
+        return total
+
+    def _count_in_flight(self, attempt: _Attempt, height: int) -> int:
+        return min(height + 1, max(1, self.problem.training.batch_size // attempt.samples))
 
     def pack(self, attempt: _Attempt, *, most: int) -> list[tuple[int, int]] | None:
         """Intervals from the first stage to the last, None when more than `most` are needed."""
-        index = self.problem.size_index[attempt.samples]
-        memory = self.intervals.memory(index, recompute=attempt.recompute)
-        count = max(1, self.problem.training.batch_size // attempt.samples)
-        trained = self.intervals.trained_elements
         stages: list[tuple[int, int]] = []
-        last = self.intervals.num_blocks
+        last = self.cuts.num_items
         while last > 0:
-            in_flight = min(len(stages) + 1, count)
-            needed = memory.fixed[:last, last] + in_flight * memory.saved[:last, last]
-            needed = needed + self._copied_bytes(len(stages)) * trained[:last, last]
+            needed = self._count_bytes(attempt, len(stages))[:last, last]
             fitting = (needed <= attempt.memory_bytes).nonzero()[0]
             if not len(fitting) or len(stages) == most:
                 return None
@@ -204,15 +209,11 @@ class _Packer:
             dataclasses.replace(attempt, memory_bytes=memory_bytes), most=attempt.num_devices
         )
         assert packed is not None, "least_memory packs"
-        count = max(1, self.problem.training.batch_size // attempt.samples)
-        index = self.problem.size_index[attempt.samples]
-        memory = self.intervals.memory(index, recompute=attempt.recompute)
-        trained, loads = self.intervals.trained_elements, []
+        loads = []
         for s, (first, last) in enumerate(packed):
             height = len(packed) - s - 1
-            in_flight = min(height + 1, count)
-            total = int(memory.fixed[first, last] + in_flight * memory.saved[first, last])
-            total += self._copied_bytes(height) * int(trained[first, last])
+            total = int(self._count_bytes(attempt, height)[first, last])
+            in_flight = self._count_in_flight(attempt, height)
             loads.append((total, first, last, height, in_flight))
         return max(loads)[1:]
 

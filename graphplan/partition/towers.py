@@ -22,7 +22,6 @@ import numpy
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Floats
 from graphplan.partition.assemble import Draft, Part
-from graphplan.partition.dag.work import measure_times
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.scene import is_legal_draft, list_components
 from graphplan.partition.proposal import Proposals, Wish
@@ -57,7 +56,7 @@ def propose(cost: CostModel, wish: Wish) -> Proposals:
 def list_drafts(cost: CostModel) -> Iterator[Draft]:
     """A draft for every core, number of its replicas, micro-batch size and level."""
     problem = cost.problem
-    work, num_devices = measure_times(problem).work, len(problem.cluster.devices)
+    work, num_devices = cost.mean_times.work, len(problem.cluster.devices)
     widths = range(1, min(MAX_CORE_REPLICAS, num_devices - 2) + 1)
     for core in find_cores(cost):
         inside = set(core)

@@ -15,14 +15,13 @@ flight; its proposals are judged like every other planner's.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from itertools import product
 
-from graphplan.cost.allreduce import allreduce_time
 from graphplan.cost.model import CostModel
-from graphplan.nouns.problem import Floats, Problem
+from graphplan.cost.sums import Copies
+from graphplan.nouns.prices import StagePrice
 from graphplan.partition.assemble import Part
-from graphplan.partition.dag.work import measure_times
 from graphplan.partition.equal import cut_evenly
 from graphplan.partition.proposal import Proposals, Wish, offer_parts
 
@@ -32,106 +31,82 @@ NUM_JUDGED = 8
 
 def propose(cost: CostModel, wish: Wish) -> Proposals:
     """The configurations that the formula likes most."""
-    problem = cost.problem
-    work = measure_times(problem).work
     found: list[tuple[float, int, list[Part]]] = []
-    for number, grid in enumerate(_list_grids(problem)):
-        parts = _cut_grid(grid, work)
+    for number, parts in enumerate(_list_pipelines(cost)):
         if _fits(cost, parts):
-            found.append((_formula_time(cost, parts) / grid.size, number, parts))
+            size = parts[0].micro_batch_size
+            found.append((_formula_time(cost, parts) / size, number, parts))
         yield None
     for _, _, parts in sorted(found)[: wish.scale(NUM_JUDGED)]:
         yield from offer_parts(cost, parts)
     return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Grid:
-    """d stages of w replicas; `size` samples of a micro-batch over all w pipelines."""
-
-    depth: int
-    width: int
-    size: int
-    recompute: bool
-
-
-def _list_grids(problem: Problem) -> Iterator[_Grid]:
+def _list_pipelines(cost: CostModel) -> Iterator[list[Part]]:
+    """d equal stages of w replicas, for all d, w, micro-batches over all w pipelines, with and
+    without recomputation."""
+    problem, work = cost.problem, cost.mean_times.work
     num_devices, batch = len(problem.cluster.devices), problem.training.batch_size
+    again = (False, True) if problem.allow_recompute else (False,)
     for depth in range(1, min(num_devices, problem.num_nodes) + 1):
-        width = num_devices // depth
-        for size in problem.micro_batch_sizes:
+        ranges = cut_evenly(work, depth)
+        for width, size in product(range(1, num_devices // depth + 1), problem.micro_batch_sizes):
             legal = size % width == 0 and size // width in problem.size_index
             if legal and batch // size >= depth - 1:
-                yield _Grid(depth, width, size, recompute=False)
-                if problem.allow_recompute:
-                    yield _Grid(depth, width, size, recompute=True)
+                for recompute in again:
+                    yield [
+                        Part(
+                            nodes=tuple(range(first, last)),
+                            devices=tuple(range(s * width, (s + 1) * width)),
+                            micro_batch_size=size,
+                            recompute=recompute,
+                        )
+                        for s, (first, last) in enumerate(ranges)
+                    ]
 
 
-def _cut_grid(grid: _Grid, work: Floats) -> list[Part]:
-    return [
-        Part(
-            nodes=tuple(range(first, last)),
-            devices=tuple(range(s * grid.width, (s + 1) * grid.width)),
-            micro_batch_size=grid.size,
-            recompute=grid.recompute,
-        )
-        for s, (first, last) in enumerate(cut_evenly(work, grid.depth))
-    ]
+def _price(cost: CostModel, part: Part, copies: Copies) -> StagePrice:
+    return cost.price_nodes(
+        part.nodes, part.devices, part.micro_batch_size, recompute=part.recompute, copies=copies
+    )
 
 
-def _fits(model: CostModel, parts: list[Part]) -> bool:
+def _fits(cost: CostModel, parts: list[Part]) -> bool:
     """Two weight versions (one without a pipeline) and w_s + 1 micro-batches in flight."""
-    devices = model.problem.cluster.devices
-    versions = 2 if len(parts) > 1 else 1
+    devices = cost.problem.cluster.devices
+    copies = Copies(versions=2 if len(parts) > 1 else 1)
     for s, part in enumerate(parts):
-        memory = model.stage_memory(
-            part.nodes,
-            part.micro_batch_size // len(part.devices),
-            recompute=part.recompute,
-            num_versions=versions,
-        )
-        room = min(devices[device].memory_bytes for device in part.devices)
-        if memory.total(len(parts) - s) > room:
+        price = _price(cost, part, copies)
+        needed = price.fixed_bytes + price.workspace_bytes + (len(parts) - s) * price.saved_bytes
+        if needed > min(devices[device].memory_bytes for device in part.devices):
             return False
     return True
 
 
-def _formula_time(model: CostModel, parts: list[Part]) -> float:
+def _formula_time(cost: CostModel, parts: list[Part]) -> float:
     """t of the paper."""
-    problem = model.problem
-    num_micro_batches = problem.training.batch_size // parts[0].micro_batch_size
-    slowest = 0.0
-    for s, part in enumerate(parts):
-        forward, inputs, weights = model.stage_times(
-            part.nodes, part.devices, part.micro_batch_size
+    count = cost.problem.training.batch_size // parts[0].micro_batch_size
+    copies = Copies(versions=2 if len(parts) > 1 else 1)
+    prices = [_price(cost, part, copies) for part in parts]
+    return max(
+        max(
+            price.forward_s + price.backward_s + _receive_time(cost, parts, s),
+            price.reduce_s / count,
         )
-        compute = forward + inputs + weights + (forward if part.recompute else 0.0)
-        received = _receive_time(model, parts, s)
-        elements = model.trained_elements(part.nodes)
-        reduce = allreduce_time(problem.cluster, part.devices, elements * problem.element_bytes)
-        slowest = max(slowest, compute + received, reduce / num_micro_batches)
-    return slowest
+        for s, price in enumerate(prices)
+    )
 
 
-def _receive_time(model: CostModel, parts: list[Part], index: int) -> float:
+def _receive_time(cost: CostModel, parts: list[Part], index: int) -> float:
     """Seconds of the activations and gradients that one replica of a stage receives."""
-    problem, part = model.problem, parts[index]
-    size = problem.size_index[part.micro_batch_size // len(part.devices)]
-    inside = set(part.nodes)
-    entering = sum(
-        flow.bytes_by_size[size]
-        for flow in problem.flows
-        if flow.owner is not None and flow.owner not in inside
-        if not inside.isdisjoint(flow.readers)
-    )
-    leaving = sum(
-        flow.bytes_by_size[size]
-        for flow in problem.flows
-        if flow.needs_grad and flow.owner in inside and not inside.issuperset(flow.readers)
-    )
+    part = parts[index]
+    sums = cost.sum_nodes(part.nodes, part.micro_batch_size // len(part.devices), (0,))
     seconds = 0.0
-    for other, num_bytes in ((index - 1, entering), (index + 1, leaving)):
+    for other, num_bytes in (
+        (index - 1, sums.received_bytes),
+        (index + 1, sums.leaving_buffer_bytes // 2),
+    ):
         if 0 <= other < len(parts) and num_bytes:
-            message = model.message(parts[other].devices[0], part.devices[0], num_bytes)
+            message = cost.message(parts[other].devices[0], part.devices[0], num_bytes)
             seconds += message.seconds + message.latency_s
     return seconds

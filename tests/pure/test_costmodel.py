@@ -13,6 +13,7 @@ from graphplan.cost.allreduce import allreduce_time, least_allreduce_time
 from graphplan.cost.host import adopt_hosts
 from graphplan.cost.model import CostModel
 from graphplan.cost.rows import share_rows
+from graphplan.cost.sums import time_update
 from graphplan.errors import CutError, InvalidOption
 from graphplan.nouns.cluster import Link
 from graphplan.nouns.policy import WeightPolicy
@@ -36,12 +37,12 @@ def make_part(
 
 
 def test_stage_times_are_sums_over_nodes_at_the_replicas_samples() -> None:
-    """Two nodes of 1 and 2 s a sample with 1/2 s overhead each, micro-batch 4 on two devices."""
+    """Two nodes of 2 and 3 s a sample with 1/2 s overhead each, micro-batch 4 on two devices."""
     problem = make_problem_by_hand([1, 2, 3, 4], CHAIN, overhead_s=0.5)
-    forward, inputs, weights = CostModel(problem).stage_times([0, 1], [0, 1], 4)
-    assert (forward, inputs, weights) == (7.0, 7.0, 7.0)
+    price = CostModel(problem).price_nodes((1, 2), (0, 1), 4)
+    assert (price.forward_s, price.input_grad_s, price.weight_grad_s) == (11.0, 11.0, 11.0)
     with pytest.raises(InvalidOption, match="cannot be split over 3"):
-        CostModel(problem).stage_times([0], [0, 1, 2], 4)
+        CostModel(problem).price_nodes((0,), (0, 1, 2), 4)
 
 
 def test_recomputation_adds_a_forward_and_keeps_the_inputs_only() -> None:
@@ -151,7 +152,7 @@ def test_tied_weights_are_held_once_and_reduced_between_stages() -> None:
         [1, 1, 1], [(0, 1), (1, 2)], ties=(tie,), cluster=make_cluster(2, inside=link)
     )
     cost = CostModel(problem)
-    assert cost.trained_elements([0, 2]) == cost.trained_elements([0]) == 10
+    assert [cost.sum_nodes(v, 1, (0,)).trained_elements for v in ([0, 2], [0])] == [10, 10]
     apart = cost.price_stages(assemble_stages(problem, [make_part((0, 1), 0), make_part((2,), 1)]))
     assert [stage.reduce_s for stage in apart.stages] == [1.0, 1.0]
 
@@ -331,4 +332,4 @@ def test_measured_figures_take_the_place_of_a_profile() -> None:
     plain = msgspec.structs.replace(table, host=None, update_s_per_element=None)
     assert adopt_hosts(cluster, {kind: plain}) == cluster
     problem = make_problem_by_hand([1, 1, 1, 1], CHAIN)
-    assert CostModel(problem).update_time(found, 10) == 5.0
+    assert time_update(problem, found, 10) == 5.0

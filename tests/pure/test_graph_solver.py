@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from graphplan.cost.model import CostModel
 from graphplan.errors import NoFeasiblePlan
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
-from graphplan.nouns.problem import Problem, Save, Tie
+from graphplan.nouns.problem import Problem
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.partition.dag.decompose import Parallel, decompose_order
 from graphplan.partition.dag.fold import fold_nodes, fold_problem, set_riders_aside
 from graphplan.partition.dag.order import reduce_edges
-from graphplan.partition.dag.work import measure_times
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.scene import is_legal_draft
-from graphplan.partition.trees.lattice import list_down_sets
-from graphplan.partition.trees.line import Line
 from graphplan.partition.trees.riders import join_riders
 from graphplan.planner.contest import Contest
 from graphplan.planner.judge import evaluate_stages
@@ -260,50 +257,12 @@ def test_who_stops_reading_has_the_best_so_far(name: str) -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_line_tables_equal_the_cost_model(seed: int) -> None:
-    """Times and bytes of every interval, with shared storages and a tied weight."""
-    words = random.Random(seed)
-    count = 7
-    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.4]
-    problem = make_problem_by_hand(
-        [words.random() for _ in range(count)],
-        edges,
-        trained_elements=[words.randint(0, 9) for _ in range(count)],
-        saved_bytes=[words.randint(0, 9) for _ in range(count)],
-        saves=tuple(
-            Save(savers=tuple(sorted(words.sample(range(count), 3))), bytes_by_size=(1, 2, 4, 8))
-            for _ in range(3)
-        ),
-        ties=(Tie(weight="w", readers=(1, 4), trained_elements=50, held_bytes=7),),
-    )
-    cost = CostModel(problem)
-    # Node 6 is outside of the line.
-    line = Line(problem, measure_times(problem), [(0,), (1, 2), (3,), (4, 5)])
-    size = words.randrange(4)
-    samples = problem.sample_sizes[size]
-    forward, backward = line.seconds(size)
-    needs = line.needs(size)
-    for start, end in itertools.combinations(range(5), 2):
-        nodes = line.nodes(start, end)
-        seconds = cost.stage_times(nodes, (0,), samples)
-        plain = cost.stage_memory(nodes, samples)
-        again = cost.stage_memory(nodes, samples, recompute=True)
-        assert forward[end] - forward[start] == pytest.approx(seconds[0])
-        assert backward[end] - backward[start] == pytest.approx(seconds[1] + seconds[2])
-        assert needs.fixed[start, end] == plain.fixed
-        assert needs.saved[start, end] == plain.saved
-        assert needs.entering[start, end] == again.saved
-        assert needs.workspace[start, end] == plain.workspace
-        assert line.trained_elements[start, end] == cost.trained_elements(nodes)
-
-
-@given(st.integers(0, 10**6))
 def test_folding_keeps_the_order_of_what_stays(seed: int) -> None:
     """Groups that are ordered after folding were ordered before, or hold something that was."""
-    words = random.Random(seed)
-    count = words.randint(2, 14)
-    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.3]
-    work = [words.choice([0.0, 0.0, 0.001, 1.0]) for _ in range(count)]
+    rng = random.Random(seed)
+    count = rng.randint(2, 14)
+    edges = [(a, b) for b in range(1, count) for a in range(b) if rng.random() < 0.3]
+    work = [rng.choice([0.0, 0.0, 0.001, 1.0]) for _ in range(count)]
     folded = fold_nodes(count, edges, work)
     group_of = {node: g for g, group in enumerate(folded.groups) for node in group}
     assert sorted(group_of) == list(range(count))
@@ -331,13 +290,13 @@ def test_a_shared_mask_hides_no_branches() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_riders_join_without_closing_a_cycle(apart: bool, seed: int) -> None:
     """Whatever is cut, parts with their riders can be ordered and cover everything."""
-    words = random.Random(seed)
-    count = words.randint(3, 12)
-    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.35]
-    problem = make_problem_by_hand([words.choice([0.0, 1.0]) for _ in range(count)], edges)
+    rng = random.Random(seed)
+    count = rng.randint(3, 12)
+    edges = [(a, b) for b in range(1, count) for a in range(b) if rng.random() < 0.35]
+    problem = make_problem_by_hand([rng.choice([0.0, 1.0]) for _ in range(count)], edges)
     folded = fold_problem(problem)
     order = [node for group in folded.groups for node in group]
-    cut = words.randint(1, len(order))
+    cut = rng.randint(1, len(order))
     parts = [
         Part(nodes=tuple(sorted(nodes)), devices=(d,), micro_batch_size=1)
         for d, nodes in enumerate((order[:cut], order[cut:]))
@@ -363,10 +322,3 @@ def test_appraisals_are_close_to_evaluations(seed: int) -> None:
             ratios.append(appraisal.step_s / evaluate_stages(cost, stages))
     close = sum(0.9 < ratio < 1.1 for ratio in ratios)
     assert close >= 0.9 * len(ratios)
-
-
-def test_down_sets_are_counted() -> None:
-    """An antichain of four has 16, a chain of four has 5; too many are refused."""
-    assert len(list_down_sets(4, (), most=100) or []) == 16
-    assert list_down_sets(4, ((0, 1), (1, 2), (2, 3)), most=100) == [0, 1, 3, 7, 15]
-    assert list_down_sets(4, (), most=10) is None

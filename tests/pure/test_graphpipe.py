@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphplan.cost.allreduce import allreduce_time
+from graphplan.cost.inflight import count_in_flight, step_in_flight
 from graphplan.cost.model import CostModel
 from graphplan.nouns.cluster import Link
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.decompose import decompose_order
 from graphplan.partition.dag.fold import fold_problem
-from graphplan.partition.dag.work import measure_times
-from graphplan.partition.drafts.inflight import count_in_flight, cover_latency, step_in_flight
-from graphplan.partition.trees.minflight import Choice, FlightSearch
+from graphplan.partition.trees.minflight import FlightSearch
 from graphplan.partition.trees.shape import Shape, build_shape
 from graphplan.schedule.inflight import count_in_flight as count_scheduled
 from tests.pure import questions
@@ -37,7 +35,7 @@ def shape_of(problem: Problem) -> Shape:
     """The decomposition with nothing folded."""
     folded = fold_problem(problem, max_share=0.0, with_riders=False)
     tree = decompose_order(folded.order)
-    return build_shape(problem, measure_times(problem), folded, tree, max_items=64, min_share=0.0)
+    return build_shape(CostModel(problem), folded, tree, max_items=64, min_share=0.0)
 
 
 # -- in flight -------------------------------------------------------------------------------------
@@ -72,13 +70,6 @@ def test_the_step_over_many_successors_equals_the_count() -> None:
     for expected in (2, 4, 6):
         after, size_after = step_in_flight(2, after, size_after), numpy.array([2.0])
         assert after[0] == expected
-    assert step_in_flight(2, after, size_after, extra=1)[0] == 10
-
-
-def test_latency_is_covered_by_whole_micro_batches() -> None:
-    """A round trip of two and a half cycles takes three."""
-    assert cover_latency(2.5, 1.0) == 3
-    assert cover_latency(0.0, 1.0) == 0
 
 
 # -- the dynamic program ---------------------------------------------------------------------------
@@ -102,16 +93,16 @@ def list_chain_cuts(count: int, num_devices: int) -> list[list[tuple[int, int, i
 def test_fewest_in_flight_on_chains_of_all_targets(seed: int) -> None:
     """For a target there are stages exactly if some cut meets it, with no more in flight; weights
     and little memory force cuts, after which a rest may not use all devices that are left."""
-    words = random.Random(seed)
-    count, num_devices, size = words.randint(2, 5), words.randint(1, 4), 4
+    rng = random.Random(seed)
+    count, num_devices, size = rng.randint(2, 5), rng.randint(1, 4), 4
     problem = make_problem_by_hand(
-        [float(words.randint(1, 5)) for _ in range(count)],
+        [float(rng.randint(1, 5)) for _ in range(count)],
         list(itertools.pairwise(range(count))),
-        cluster=make_cluster(num_devices, memory_bytes=words.choice([400, 700, 10**6])),
+        cluster=make_cluster(num_devices, memory_bytes=rng.choice([400, 700, 10**6])),
         batch_size=16,
         micro_batch_sizes=(size,),
-        saved_bytes=[words.randint(5, 40) for _ in range(count)],
-        trained_elements=[words.choice((0, 10, 25, 50)) for _ in range(count)],
+        saved_bytes=[rng.randint(5, 40) for _ in range(count)],
+        trained_elements=[rng.choice((0, 10, 25, 50)) for _ in range(count)],
     )
     cost = CostModel(problem)
     memory = problem.cluster.devices[0].memory_bytes
@@ -129,7 +120,7 @@ def test_fewest_in_flight_on_chains_of_all_targets(seed: int) -> None:
         )
         assert (found is None) == (least is None)
         if found is not None:
-            assert len(found) == least
+            assert len(found.parts) == least
 
 
 def meets(
@@ -138,13 +129,13 @@ def meets(
     """Whether every stage of a chain is fast enough and fits with its share in flight."""
     for behind, (first, last, replicas) in enumerate(reversed(cut), start=1):
         nodes = tuple(range(first, last))
-        seconds = sum(cost.stage_times(nodes, tuple(range(replicas)), size))
+        price = cost.price_nodes(nodes, tuple(range(replicas)), size)
+        seconds, closing = price.forward_s + price.backward_s, price.reduce_s + price.update_s
         needed = cost.stage_memory(nodes, size // replicas).total(behind)
-        trained = cost.trained_elements(nodes)
-        cluster, batch_size = cost.problem.cluster, cost.problem.training.batch_size
-        closing = cost.update_time(cluster.types[0], trained)
-        closing += allreduce_time(cluster, range(replicas), trained * cost.problem.element_bytes)
-        if seconds / size + closing / batch_size > target * (1 + 1e-12) or needed > memory:
+        if (
+            seconds / size + closing / cost.problem.training.batch_size > target * (1 + 1e-12)
+            or needed > memory
+        ):
             return False
     return True
 
@@ -158,7 +149,7 @@ def test_branches_are_solved_side_by_side() -> None:
     )
     found = search.search(3.0)
     assert found is not None
-    assert [choice.nodes for choice in found] == [(0,), (1,), (2,), (3,), (4,)]
+    assert [part.nodes for part in found.parts] == [(0,), (1,), (2,), (3,), (4,)]
     assert search.search(2.9) is None
 
 
@@ -191,18 +182,19 @@ def test_modules_that_are_not_series_parallel_are_cut_as_chains() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_choices_cover_every_node_once(seed: int) -> None:
+def test_parts_cover_every_node_once(seed: int) -> None:
     """Whatever the graph and the target, stages are a partition on at most all devices."""
-    words = random.Random(seed)
-    count = words.randint(1, 9)
-    edges = [(a, b) for b in range(1, count) for a in range(b) if words.random() < 0.35]
+    rng = random.Random(seed)
+    count = rng.randint(1, 9)
+    edges = [(a, b) for b in range(1, count) for a in range(b) if rng.random() < 0.35]
     problem = make_problem_by_hand([1.0] * count, edges, cluster=make_cluster(4))
     search = FlightSearch(
         CostModel(problem), shape_of(problem), micro_batch_sizes=[4], memory_bytes=10**9
     )
     for target in (math.inf, 1.5 * count, 3.0):
-        found: list[Choice] | None = search.search(target)
+        found = search.search(target)
         if found is not None:
-            assert sorted(node for each in found for node in each.nodes) == list(range(count))
-            assert sum(each.num_replicas for each in found) <= 4
-            assert all(each.seconds_per_sample <= target for each in found)
+            nodes = [node for part in found.parts for node in part.nodes]
+            assert sorted(nodes) == list(range(count))
+            assert sum(len(part.devices) for part in found.parts) <= 4
+            assert found.slowest_s <= target

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphplan.cost.cuts import OrderCuts
 from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption, NoFeasiblePlan, UnknownName
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
 from graphplan.nouns.problem import Problem
 from graphplan.partition.pipelines.grid import Grid
-from graphplan.partition.pipelines.intervals import Intervals
 from graphplan.partition.pipelines.pipeline import StageList, StageTables, cut_pipeline
 from graphplan.planner.contest import Contest
 from graphplan.planner.judge import evaluate_stages
@@ -81,9 +81,9 @@ def test_the_pipeline_program_finds_the_least_bottleneck(problem: Problem, memor
     problem = dataclasses.replace(
         problem, cluster=cluster, trained_elements=problem.trained_elements // 100
     )
-    intervals = Intervals(problem, [(v,) for v in range(problem.num_nodes)])
+    cuts = OrderCuts(CostModel(problem), [(v,) for v in range(problem.num_nodes)])
     for size in problem.micro_batch_sizes:
-        tables = StageTables(StageList(intervals), Grid(cluster), size)
+        tables = StageTables(StageList(cuts), Grid(cluster), size)
         layouts = list(list_layouts(problem.num_nodes, tables.grid.num_units))
         best_s = min(measure_layout(tables, layout) for layout in layouts)
         cut = cut_pipeline(tables, best_s)

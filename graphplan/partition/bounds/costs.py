@@ -11,8 +11,9 @@ import dataclasses
 import math
 
 import numpy
+from numpy.typing import NDArray
 
-from graphplan.cost.model import CostModel, bytes_per_trained_element
+from graphplan.cost.sums import StageSums, count_memory, time_update
 from graphplan.nouns.problem import Floats, Ints, Problem
 
 
@@ -71,7 +72,7 @@ def collect_costs(problem: Problem) -> NodeCosts:
     shares = _weigh_types(counts[used], seconds)
     weighed = shares[:, None, None] / samples
     own = numpy.where(problem.needs_backward, problem.trained_elements, 0)
-    updates = numpy.array([_time_updates(problem, int(kind), own) for kind in used])
+    updates = numpy.array([time_update(problem, problem.cluster.types[kind], own) for kind in used])
     launches = numpy.array([_launch_time(problem, int(kind)) for kind in used])
     traffic = numpy.maximum(updates - launches[:, None], 0.0)
     tied = sum(
@@ -79,7 +80,7 @@ def collect_costs(problem: Problem) -> NodeCosts:
         for tie in problem.ties
         if problem.needs_backward[list(tie.readers)].any()
     )
-    extra = [_time_updates(problem, int(kind), numpy.array([tied]))[0] for kind in used]
+    extra = [time_update(problem, problem.cluster.types[kind], tied) for kind in used]
     return NodeCosts(
         work=(shares[:, None, None] * seconds).min(axis=0),
         forward=(forward + blocked).min(axis=0),
@@ -98,20 +99,39 @@ def collect_costs(problem: Problem) -> NodeCosts:
     )
 
 
-def find_fitting(problem: Problem) -> numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.bool_]]:
+def find_fitting(problem: Problem) -> NDArray[numpy.bool_]:
     """[type, size, node]: whether a device of the type can hold the node alone, one in flight."""
-    model = CostModel(problem)
-    per_element = sum(bytes_per_trained_element(problem.training, problem.element_bytes))
-    fixed = numpy.array([model.trained_elements([v]) for v in range(problem.num_nodes)])
-    fixed = fixed * per_element + problem.held_bytes
+    tied, held = numpy.zeros(problem.num_nodes), numpy.array(problem.held_bytes, dtype=float)
+    for tie in problem.ties:
+        tied[list(tie.readers)] += tie.trained_elements
+        held[list(tie.readers)] += tie.held_bytes
     saved = problem.saved_bytes.copy()
     for save in problem.saves:
         saved[:, list(save.savers)] += numpy.array(save.bytes_by_size)[:, None]
-    needed = fixed + problem.workspace_bytes + numpy.where(problem.needs_backward, saved, 0)
+    # A stage around the node may have none of its borders: no buffers.
+    alone = StageSums(
+        forward_s=0.0,
+        input_grad_s=0.0,
+        weight_grad_s=0.0,
+        own_elements=problem.trained_elements,
+        tied_elements=tied,
+        held_bytes=held,
+        saved_bytes=saved,
+        saved_for_weights_bytes=0,
+        workspace_bytes=problem.workspace_bytes,
+        entering_bytes=0,
+        received_bytes=0,
+        entering_buffer_bytes=0,
+        leaving_buffer_bytes=0,
+        trains=problem.needs_backward,
+        returns=True,
+    )
+    needed = count_memory(problem, alone).total(1)
     limits = numpy.zeros(len(problem.cluster.types))
     for device, kind in zip(problem.cluster.devices, problem.type_index_by_device, strict=True):
         limits[kind] = device.memory_bytes
-    return needed[None] <= limits[:, None, None]
+    fits: NDArray[numpy.bool_] = needed[None] <= limits[:, None, None]
+    return fits
 
 
 def _weigh_types(counts: Ints, seconds: Floats) -> Floats:
@@ -121,14 +141,6 @@ def _weigh_types(counts: Ints, seconds: Floats) -> Floats:
     speeds = 1 / numpy.maximum(totals, 1e-300)
     shares: Floats = speeds / (counts * speeds).sum()
     return shares
-
-
-def _time_updates(problem: Problem, kind: int, elements: Ints) -> Floats:
-    model, device_type = CostModel(problem), problem.cluster.types[kind]
-    amounts, place = numpy.unique(elements, return_inverse=True)
-    seconds = [model.update_time(device_type, int(each)) for each in amounts]
-    found: Floats = numpy.array(seconds)[place]
-    return found
 
 
 def _launch_time(problem: Problem, kind: int) -> float:

@@ -34,7 +34,7 @@ import math
 import numpy
 
 from graphplan.cost.allreduce import least_allreduce_time
-from graphplan.cost.model import CostModel
+from graphplan.cost.sums import time_update
 from graphplan.nouns.plan import Bound
 from graphplan.nouns.problem import Floats, Problem
 from graphplan.partition.bounds.costs import NodeCosts
@@ -115,7 +115,7 @@ def _bound_capacity(problem: Problem, steps: Floats, spent: Floats, low: float) 
 
 def _measure_closing(problem: Problem, count: int, local_steps: int) -> tuple[Floats, Floats]:
     """By node, c_v and c'_v for so many replicas."""
-    cost, cluster = CostModel(problem), problem.cluster
+    cluster = problem.cluster
     trained = numpy.where(problem.needs_backward, problem.trained_elements, 0)
     amounts, place = numpy.unique(trained, return_inverse=True)
     used = [cluster.types[kind] for kind in set(problem.type_index_by_device)]
@@ -124,7 +124,7 @@ def _measure_closing(problem: Problem, count: int, local_steps: int) -> tuple[Fl
     closing, moving = [], []
     for elements in amounts.tolist():
         num_bytes = elements * problem.element_bytes
-        update_s = min(cost.update_time(kind, elements) for kind in used)
+        update_s = min(time_update(problem, kind, elements) for kind in used)
         launch_s = max(kind.launch_s for kind in used)
         reduce_s = least_allreduce_time(cluster, count, num_bytes)
         closing.append(reduce_s / local_steps + update_s)

@@ -13,9 +13,9 @@ import dataclasses
 import heapq
 from collections.abc import Mapping, Sequence
 
+from graphplan.cost.work import measure_times
 from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.order import Order, Pairs, reduce_edges, restrict_order
-from graphplan.partition.dag.work import measure_times
 
 MAX_SHARE = 0.005
 """Weight (see work.py) that the trivial members of one group may have."""

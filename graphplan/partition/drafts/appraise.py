@@ -1,4 +1,9 @@
-"""Appraiser: prices of parts and the ways between them, for quick estimates of drafts."""
+"""Appraiser: prices of parts and the ways between them, for quick estimates of drafts.
+
+Parts are priced by the cost model. What depends on other parts is added here as `price_stages` adds
+it: reductions of weights that several parts hold, and what messages take from the tasks at both
+ends. Messages are those of a whole transfer, alone on its channels.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,22 @@ from collections.abc import Sequence
 
 import numpy
 
-from graphplan.cost.allreduce import allreduce_time
 from graphplan.cost.model import CostModel
 from graphplan.cost.rows import share_rows
+from graphplan.nouns.prices import StagePrice
 from graphplan.partition.assemble import Part
-from graphplan.partition.drafts.estimate import Appraisal, Devices, Estimate, PartPrice, sort_parts
+from graphplan.partition.drafts.estimate import (
+    Appraisal,
+    Devices,
+    Estimate,
+    Messages,
+    PartTimes,
+    sort_parts,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Way:
+class Way:
     """Messages from one group of devices to another."""
 
     latency_s: float
@@ -23,6 +35,21 @@ class _Way:
     """On the busiest channel."""
     channels: tuple[tuple[str, float], ...]
     """Seconds for each byte of a micro-batch on every channel."""
+    taken: tuple[frozenset[tuple[float, float]], frozenset[tuple[float, float]]]
+    """What messages take from the tasks of senders and of receivers: for every device, seconds and
+    seconds for each byte; empty where messages take nothing."""
+
+    def time_message(self, num_bytes: float) -> float:
+        """Seconds until the last message has arrived."""
+        return self.latency_s + num_bytes * self.seconds_per_byte
+
+    def time_ends(self, num_bytes: float) -> tuple[float, float]:
+        """Seconds that the messages take from the sender and from the receiver."""
+        sender, receiver = (
+            max((start + each * num_bytes for start, each in ends), default=0.0)
+            for ends in self.taken
+        )
+        return sender, receiver
 
 
 class Appraiser:
@@ -33,41 +60,36 @@ class Appraiser:
         self._flows = [flow for flow in self.problem.flows if flow.owner is not None]
         ends = [(i, flow.owner, r) for i, flow in enumerate(self._flows) for r in flow.readers]
         self._ends = numpy.array(ends, dtype=numpy.int64).reshape(-1, 3).T
-        self._times: dict[tuple[tuple[int, ...], tuple[int, ...], int, int], tuple[float, ...]] = {}
-        self._memory: dict[tuple[tuple[int, ...], int, bool], tuple[int, int, int]] = {}
-        self._prices: dict[Part, PartPrice] = {}
-        self._links: dict[tuple[Devices, Devices], _Way] = {}
+        self._has_hosts = any(
+            link.host_s or link.host_s_per_byte for link in self.problem.cluster.links
+        )
+        self._ways: dict[tuple[Devices, Devices], Way] = {}
         self._room: dict[Devices, int] = {}
 
     def appraise(self, parts: Sequence[Part]) -> Appraisal | None:
         """The estimate for a draft, None when its parts wait for each other."""
-        forward, backward = self._sum_messages(parts)
+        messages = self._sum_messages(parts)
         after: list[list[int]] = [[] for _ in parts]
-        for src, dst in forward:
+        for src, dst in messages.forward:
             after[src].append(dst)
         order = sort_parts(len(parts), after)
         if order is None:
             return None
-        return Estimate(self, parts, forward, backward, after, order).make()
+        prices = [self.price(part) for part in parts]
+        times = self._time_parts(parts, prices, messages)
+        return Estimate(self, parts, prices, times, messages, after, order).make()
 
-    def price(self, part: Part) -> PartPrice:
-        """Seconds and bytes of one part."""
-        if part not in self._prices:
-            self._prices[part] = self._make_price(part)
-        return self._prices[part]
+    def price(self, part: Part) -> StagePrice:
+        """Seconds and bytes of a part by itself."""
+        return self.cost.price_nodes(
+            part.nodes, part.devices, part.micro_batch_size, recompute=part.recompute
+        )
 
-    def delay(self, src: Devices, dst: Devices, num_bytes: float) -> float:
-        """Seconds from the end of a task to the arrival of all its messages."""
-        if src == dst:
-            return 0.0
-        way = self.way(src, dst)
-        return way.latency_s + num_bytes * way.seconds_per_byte
-
-    def way(self, src: Devices, dst: Devices) -> _Way:
+    def way(self, src: Devices, dst: Devices) -> Way:
         """The channels between two groups of devices."""
-        if (src, dst) not in self._links:
-            self._links[src, dst] = self._measure_way(src, dst)
-        return self._links[src, dst]
+        if (src, dst) not in self._ways:
+            self._ways[src, dst] = self._measure_way(src, dst)
+        return self._ways[src, dst]
 
     def room(self, devices: Devices) -> int:
         """Memory of the smallest of the devices."""
@@ -76,43 +98,51 @@ class Appraiser:
             self._room[devices] = min(all_devices[device].memory_bytes for device in devices)
         return self._room[devices]
 
-    def _make_price(self, part: Part) -> PartPrice:
-        problem, nodes = self.problem, part.nodes
-        types = tuple(sorted({problem.type_index_by_device[device] for device in part.devices}))
-        samples = self.cost.samples_per_replica(part.micro_batch_size, len(part.devices))
-        key = (nodes, types, part.micro_batch_size, len(part.devices))
-        if key not in self._times:
-            trained = self.cost.trained_elements(nodes)
-            kinds = [problem.cluster.types[kind] for kind in types]
-            self._times[key] = (
-                *self.cost.stage_times(nodes, part.devices, part.micro_batch_size),
-                max(self.cost.update_time(kind, trained) for kind in kinds),
-                trained * problem.element_bytes,
-                bool(problem.needs_backward[list(nodes)].any()),
+    def _time_parts(
+        self, parts: Sequence[Part], prices: Sequence[StagePrice], messages: Messages
+    ) -> list[PartTimes]:
+        """Seconds of the parts among each other."""
+        closing = [price.reduce_s + price.update_s for price in prices]
+        for tie in self.problem.ties:
+            inside = set(tie.readers)
+            holders = [p for p, part in enumerate(parts) if not inside.isdisjoint(part.nodes)]
+            devices = sorted({device for p in holders for device in parts[p].devices})
+            reduce_s = self.cost.reduce_time(devices, tie.trained_elements)
+            for p in holders:
+                closing[p] += reduce_s
+        ahead, back = self._time_ends(parts, messages)
+        found = []
+        for p, price in enumerate(prices):
+            trains = price.needs_backward
+            backward_s = price.backward_s + back[p]
+            found.append(
+                PartTimes(
+                    forward_s=price.forward_s + ahead[p],
+                    backward_s=backward_s,
+                    returning_s=price.input_grad_s + back[p] if self.relaxed else backward_s,
+                    weights_s=price.weight_grad_s if self.relaxed else 0.0,
+                    closing_s=closing[p] if trains else 0.0,
+                )
             )
-        forward_s, inputs_s, weights_s, update_s, trained_bytes, trains = self._times[key]
-        if (nodes, samples, part.recompute) not in self._memory:
-            memory = self.cost.stage_memory(nodes, samples, recompute=part.recompute)
-            sizes = (memory.fixed, memory.saved, memory.workspace)
-            self._memory[nodes, samples, part.recompute] = sizes
-        fixed, saved, workspace = self._memory[nodes, samples, part.recompute]
-        reduce_s = allreduce_time(problem.cluster, part.devices, int(trained_bytes))
-        returning_s = inputs_s + part.recompute * forward_s if trains else 0.0
-        backward_s = returning_s + weights_s if trains else 0.0
-        return PartPrice(
-            forward_s=forward_s,
-            backward_s=backward_s,
-            returning_s=returning_s if self.relaxed else backward_s,
-            closing_s=update_s + reduce_s if trains else 0.0,
-            fixed_bytes=fixed,
-            saved_bytes=saved if trains else 0,
-            workspace_bytes=workspace,
-            trains=bool(trains),
-        )
+        return found
 
-    def _sum_messages(
-        self, parts: Sequence[Part]
-    ) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    def _time_ends(
+        self, parts: Sequence[Part], messages: Messages
+    ) -> tuple[list[float], list[float]]:
+        """What messages take from forwards and from backwards."""
+        ahead, back = [0.0] * len(parts), [0.0] * len(parts)
+        if self._has_hosts:
+            for taken, sums in ((ahead, messages.forward), (back, messages.backward)):
+                for (src, dst), num_bytes in sums.items():
+                    way = self.way(parts[src].devices, parts[dst].devices)
+                    sender_s, receiver_s = way.time_ends(num_bytes)
+                    taken[src] += sender_s
+                    # A larger micro-batch takes several of the sender's messages.
+                    tasks = parts[dst].micro_batch_size / parts[src].micro_batch_size
+                    taken[dst] += tasks * receiver_s
+        return ahead, back
+
+    def _sum_messages(self, parts: Sequence[Part]) -> Messages:
         """Bytes of one micro-batch of the sender, forward and backward, by (sender, receiver)."""
         part_of = numpy.zeros(self.problem.num_nodes, dtype=numpy.int64)
         for p, part in enumerate(parts):
@@ -121,35 +151,37 @@ class Appraiser:
         flows, owners, readers = self._ends
         sources, targets = part_of[owners], part_of[readers]
         crossing = (sources != targets).nonzero()[0]
+        # A tensor goes to a part once, however many of its nodes read it.
+        codes = (flows[crossing] * len(parts) + sources[crossing]) * len(parts) + targets[crossing]
         forward: dict[tuple[int, int], float] = {}
         backward: dict[tuple[int, int], float] = {}
-        # A tensor goes to a part once, however many of its nodes read it.
-        for i, src, dst in dict.fromkeys(
-            zip(
-                flows[crossing].tolist(),
-                sources[crossing].tolist(),
-                targets[crossing].tolist(),
-                strict=True,
-            )
-        ):
+        for code in numpy.unique(codes).tolist():
+            (i, src), dst = divmod(code // len(parts), len(parts)), code % len(parts)
             flow = self._flows[i]
             sent = flow.bytes_by_size[size_of[src]]
             forward[src, dst] = forward.get((src, dst), 0.0) + sent
             if flow.needs_grad:
                 returned = flow.bytes_by_size[size_of[dst]]
                 backward[dst, src] = backward.get((dst, src), 0.0) + returned
-        return forward, backward
+        return Messages(forward, backward)
 
-    def _measure_way(self, src: Devices, dst: Devices) -> _Way:
+    def _measure_way(self, src: Devices, dst: Devices) -> Way:
         cluster = self.problem.cluster
         busy: dict[str, float] = {}
+        ends: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
         latency_s = 0.0
-        for share in share_rows(len(src), len(dst)):
+        for share in share_rows(len(src), len(dst)) if src != dst else ():
             a, b = src[share.src], dst[share.dst]
             if a == b:
                 continue
             link, channel = cluster.link_between(a, b), cluster.channel_between(a, b)
-            seconds = share.rows / share.all_rows / link.bandwidth_bytes_per_s
-            busy[channel] = busy.get(channel, 0.0) + seconds
+            rows = share.rows / share.all_rows
+            busy[channel] = busy.get(channel, 0.0) + rows / link.bandwidth_bytes_per_s
             latency_s = max(latency_s, link.latency_s)
-        return _Way(latency_s, max(busy.values(), default=0.0), tuple(busy.items()))
+            for device, by_device in zip((a, b), ends, strict=True):
+                taken = by_device.setdefault(device, [0.0, 0.0])
+                taken[0] += link.host_s
+                taken[1] += rows * link.host_s_per_byte
+        taken_by = [frozenset((each[0], each[1]) for each in by.values()) for by in ends]
+        longest = max(busy.values(), default=0.0)
+        return Way(latency_s, longest, tuple(busy.items()), (taken_by[0], taken_by[1]))

@@ -16,8 +16,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from graphplan.cost.inflight import count_in_flight
+from graphplan.nouns.prices import StagePrice
 from graphplan.partition.assemble import Part
-from graphplan.partition.drafts.inflight import count_in_flight
 
 if TYPE_CHECKING:
     from graphplan.partition.drafts.appraise import Appraiser
@@ -28,23 +29,29 @@ Parts = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class PartPrice:
-    """Seconds of one micro-batch and bytes on one replica."""
+class PartTimes:
+    """Seconds of one micro-batch of a part, among the other parts."""
 
     forward_s: float
     backward_s: float
     returning_s: float
     """What a gradient waits for on its way back."""
+    weights_s: float
+    """What is left of the backward then."""
     closing_s: float
-    fixed_bytes: int
-    saved_bytes: int
-    workspace_bytes: int
-    trains: bool
 
     @property
-    def seconds(self) -> float:
+    def busy_s(self) -> float:
         """Forward and backward."""
         return self.forward_s + self.backward_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """Bytes of one micro-batch of the sender, by (sender, receiver)."""
+
+    forward: dict[tuple[int, int], float]
+    backward: dict[tuple[int, int], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,23 +85,24 @@ class Estimate:
         self,
         appraiser: Appraiser,
         parts: Sequence[Part],
-        forward: dict[tuple[int, int], float],
-        backward: dict[tuple[int, int], float],
+        prices: Sequence[StagePrice],
+        times: Sequence[PartTimes],
+        messages: Messages,
         after: list[list[int]],
         order: list[int],
     ) -> None:
         self.appraiser, self.parts, self.order = appraiser, parts, order
-        self.prices = [appraiser.price(part) for part in parts]
+        self.prices, self.times = prices, times
         self.after = after
         self.before: list[list[int]] = [[] for _ in parts]
-        for src, dst in forward:
+        self.forward, self.backward = messages.forward, messages.backward
+        for src, dst in self.forward:
             self.before[dst].append(src)
         self.delays = {
-            (src, dst): appraiser.delay(parts[src].devices, parts[dst].devices, num_bytes)
-            for messages in (forward, backward)
-            for (src, dst), num_bytes in messages.items()
+            (src, dst): appraiser.way(parts[src].devices, parts[dst].devices).time_message(amount)
+            for sums in (self.forward, self.backward)
+            for (src, dst), amount in sums.items()
         }
-        self.forward, self.backward = forward, backward
 
     def make(self) -> Appraisal:
         """The whole estimate."""
@@ -129,24 +137,24 @@ class Estimate:
 
     def _measure_ways(self) -> tuple[list[float], list[float], list[float]]:
         """Seconds before a part's first forward, from its end to the backward, and after that."""
-        count, prices, delays = len(self.parts), self.prices, self.delays
+        count, times, delays = len(self.parts), self.times, self.delays
         sizes = [part.micro_batch_size for part in self.parts]
         heads, arounds, tails = [0.0] * count, [0.0] * count, [0.0] * count
         for p in self.order:
             for src in self.before[p]:
                 # A larger micro-batch waits for several of the sender's.
                 tasks = max(1.0, sizes[p] / sizes[src])
-                head = heads[src] + tasks * prices[src].forward_s + delays[src, p]
+                head = heads[src] + tasks * times[src].forward_s + delays[src, p]
                 heads[p] = max(heads[p], head)
                 if (p, src) in self.backward:
-                    tail = tails[src] + prices[src].returning_s + delays[p, src]
+                    tail = tails[src] + times[src].returning_s + delays[p, src]
                     tails[p] = max(tails[p], tail)
         for p in reversed(self.order):
             for dst in self.after[p]:
                 if (dst, p) in self.backward:
                     tasks = max(1.0, sizes[p] / sizes[dst])
-                    there = delays[p, dst] + tasks * prices[dst].forward_s + arounds[dst]
-                    back = tasks * prices[dst].returning_s + delays[dst, p]
+                    there = delays[p, dst] + tasks * times[dst].forward_s + arounds[dst]
+                    back = tasks * times[dst].returning_s + delays[dst, p]
                     arounds[p] = max(arounds[p], there + back)
         return heads, arounds, tails
 
@@ -157,15 +165,15 @@ class Estimate:
         batch = self.appraiser.problem.training.batch_size
         spans = []
         for p, part in enumerate(self.parts):
-            price, around = self.prices[p], arounds[p]
+            own, around = self.times[p], arounds[p]
             count = batch // part.micro_batch_size
             ahead = min(count, in_flight[p]) - 1
             idles = (
-                max(0.0, around - ahead * price.forward_s),
-                max(0.0, around - ahead * price.backward_s),
+                max(0.0, around - ahead * own.forward_s),
+                max(0.0, around - ahead * own.backward_s),
             )
             # Other parts on the same devices may run while this one waits.
-            alone = count * price.seconds + (sum(idles) if count > ahead + 1 else max(idles))
+            alone = count * own.busy_s + (sum(idles) if count > ahead + 1 else max(idles))
             spans.append(max(batch * loads[part.devices], alone))
         return spans
 
@@ -181,16 +189,16 @@ class Estimate:
         lasts = [0.0] * len(self.parts)
         sources: list[int | None] = [None] * len(self.parts)
         for p in self.order:
-            price, count = self.prices[p], batch // self.parts[p].micro_batch_size
+            own, count = self.times[p], batch // self.parts[p].micro_batch_size
             if self.appraiser.relaxed:
                 # Forwards go ahead until memory is full.
                 returned = max(0, count - in_flight[p])
-                steady = (count - 1) * price.forward_s + returned * price.returning_s
+                steady = (count - 1) * own.forward_s + returned * own.returning_s
             else:
-                steady = spans[p] - arounds[p] - price.seconds
-            lasts[p] = heads[p] + max((count - 1) * price.forward_s, steady)
+                steady = spans[p] - arounds[p] - own.busy_s
+            lasts[p] = heads[p] + max((count - 1) * own.forward_s, steady)
             for src in self.before[p]:
-                last = lasts[src] + self.prices[src].forward_s + self.delays[src, p]
+                last = lasts[src] + self.times[src].forward_s + self.delays[src, p]
                 if last >= lasts[p]:
                     lasts[p], sources[p] = last, src
         return lasts, sources
@@ -207,15 +215,14 @@ class Estimate:
         step_s, worst = 0.0, 0
         returns = [0.0] * len(self.parts)
         for p in reversed(self.order):
-            price = self.prices[p]
-            returns[p] = lasts[p] + price.forward_s + arounds[p] + price.returning_s
+            own = self.times[p]
+            returns[p] = lasts[p] + own.forward_s + arounds[p] + own.returning_s
             for dst in self.after[p]:
                 if (dst, p) in self.backward:
-                    end = returns[dst] + self.delays[dst, p] + price.returning_s
+                    end = returns[dst] + self.delays[dst, p] + own.returning_s
                     returns[p] = max(returns[p], end)
-            weights_s = price.backward_s - price.returning_s
-            busy_s = max(returns[p] + weights_s, heads[p] + spans[p])
-            end = max(returns[p] + tails[p], busy_s + price.closing_s)
+            busy_s = max(returns[p] + own.weights_s, heads[p] + spans[p])
+            end = max(returns[p] + tails[p], busy_s + own.closing_s)
             if end > step_s:
                 step_s, worst = end, p
         return step_s, worst
@@ -228,8 +235,8 @@ class Estimate:
         longest = 0.0
         for p, part in enumerate(self.parts):
             ahead = in_flight[p] * part.micro_batch_size
-            if self.prices[p].trains and batch > ahead:
-                period = (self.prices[p].seconds + arounds[p]) / ahead
+            if self.prices[p].needs_backward and batch > ahead:
+                period = (self.times[p].busy_s + arounds[p]) / ahead
                 longest = max(longest, (batch - ahead) * (period - load))
         return longest
 
@@ -253,10 +260,11 @@ class Estimate:
         batch = self.appraiser.problem.training.batch_size
         rank = {p: i for i, p in enumerate(self.order)}
         sizes = [self.parts[p].micro_batch_size for p in self.order]
-        successors = [
+        returning = [
             [rank[dst] for dst in self.after[p] if (dst, p) in self.backward] for p in self.order
         ]
-        samples = count_in_flight(sizes, successors)
+        feeding = [[rank[dst] for dst in self.after[p]] for p in self.order]
+        samples = count_in_flight(sizes, returning, feeding)
         return [
             min(batch, samples[rank[p]]) // self.parts[p].micro_batch_size
             for p in range(len(self.parts))
@@ -265,8 +273,8 @@ class Estimate:
     def _measure_loads(self) -> tuple[dict[Devices, float], Devices]:
         """Seconds of one sample on every group of devices, and the busiest group."""
         loads: dict[Devices, float] = {}
-        for part, price in zip(self.parts, self.prices, strict=True):
-            seconds = price.seconds / part.micro_batch_size
+        for part, own in zip(self.parts, self.times, strict=True):
+            seconds = own.busy_s / part.micro_batch_size
             loads[part.devices] = loads.get(part.devices, 0.0) + seconds
         return loads, max(loads, key=lambda devices: loads[devices])
 
@@ -281,9 +289,9 @@ class Estimate:
             hosted.setdefault(part.devices, []).append(p)
         for devices, group in hosted.items():
             if len(group) > 1:
-                closing_s = sum(self.prices[p].closing_s for p in group)
+                closing_s = sum(self.times[p].closing_s for p in group)
                 start_s = min(heads[p] for p in group)
-                longest = max(group, key=lambda p: self.prices[p].closing_s)
+                longest = max(group, key=lambda p: self.times[p].closing_s)
                 yield start_s + batch * loads[devices] + closing_s, longest
 
     def _measure_memory(self, in_flight: Sequence[int]) -> tuple[dict[Devices, int], Parts]:

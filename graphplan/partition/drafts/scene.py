@@ -84,7 +84,8 @@ class Scene:
     def seconds(self, p: int) -> float:
         """Seconds of one sample in a part."""
         part = self.draft[p]
-        return self.appraiser.price(part).seconds / part.micro_batch_size
+        price = self.appraiser.price(part)
+        return (price.forward_s + price.backward_s) / part.micro_batch_size
 
     def is_alone(self, p: int) -> bool:
         """Whether no other part has the same devices."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy
 
-from graphplan.cost.model import bytes_per_trained_element
+from graphplan.cost.sums import bytes_per_trained_element
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.problem import Problem
 from graphplan.partition.maxload.maxload import LoadOp, LoadTensor, MaxLoad
@@ -38,7 +38,7 @@ def reduce_problem(
             LoadTensor(
                 owner=flow.owner,
                 readers=flow.readers,
-                seconds=flow.bytes_by_size[size] * (2 if flow.needs_grad else 1) / rate,
+                seconds=flow.buffer_bytes(size) / rate,
             )
             for flow in problem.flows
             if flow.owner is not None

@@ -6,12 +6,13 @@ import itertools
 import random
 from collections.abc import Iterator
 
+from graphplan.cost.downsets import DownsetCuts
+from graphplan.cost.model import CostModel
 from graphplan.nouns.dag import Neighbours, collect_neighbours
 from graphplan.nouns.problem import Problem
 from graphplan.partition.dag.downsets import enumerate_downsets, list_prefixes
 from graphplan.partition.dag.fold import Groups, fold_nodes
 from graphplan.partition.dag.linear import list_orders, weigh_flows
-from graphplan.partition.pipelines.pairs import Pairs
 
 SHARES = (0.0, 1 / 512, 1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8)
 """Work by which one node may grow in folding, as shares of all work, tried in turn."""
@@ -20,19 +21,21 @@ NUM_RANDOM = 2
 """Random orders besides the usual ones."""
 
 
-def list_all_pairs(problem: Problem, *, limit: int) -> Pairs | None:
+def list_all_cuts(cost: CostModel, *, limit: int) -> DownsetCuts | None:
     """Stages between all down-sets of the least folded graph that has few enough of them."""
+    problem = cost.problem
     for share in SHARES:
         groups = _fold(problem, share)
         before, after = _link_groups(problem, groups)
         downsets = enumerate_downsets(before, after, limit=limit)
         if downsets is not None:
-            return Pairs(problem, groups, downsets)
+            return DownsetCuts(cost, groups, downsets)
     return None
 
 
-def sample_pairs(problem: Problem, *, limit: int, seed: int) -> Pairs:
+def sample_cuts(cost: CostModel, *, limit: int, seed: int) -> DownsetCuts:
     """Stages between some down-sets: prefixes of several orders, their unions and intersections."""
+    problem = cost.problem
     for share in SAMPLED_SHARES:
         groups = _fold(problem, share)
         if len(groups) <= limit // 4:
@@ -45,7 +48,7 @@ def sample_pairs(problem: Problem, *, limit: int, seed: int) -> Pairs:
         if len(found) >= limit:
             break
         found |= {a | b, a & b}
-    return Pairs(problem, groups, sorted(found))
+    return DownsetCuts(cost, groups, sorted(found))
 
 
 def _fold(problem: Problem, share: float) -> Groups:

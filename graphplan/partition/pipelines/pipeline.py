@@ -1,7 +1,7 @@
 """Cutting a graph into a pipeline whose stages all take at most a target time.
 
 Cuts are numbered along the graph, 0 for its start; a stage lies between two cuts. They are those of
-one order (Intervals) or all down-sets (Pairs). Dynamic program from the end: fewest[m][i] is the
+one order or all down-sets (cost/cuts.py). Dynamic program from the end: fewest[m][i] is the
 least number of stages that hold all after cut i on the last m units of the grid, each within the
 target and within memory:
 
@@ -15,53 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy
 from numpy.typing import NDArray
 
-from graphplan.cost.allreduce import allreduce_time
+from graphplan.cost.cuts import Cuts, Types
 from graphplan.nouns.problem import Floats, Ints, Problem
 from graphplan.partition.pipelines.grid import Grid, Place
-from graphplan.partition.pipelines.sums import IntervalBytes, IntervalTimes
 
 Number = TypeVar("Number", numpy.float64, numpy.int64)
 NEVER = 1 << 20
 """More stages, or micro-batches in flight, than there can be."""
-NUM_KNOTS = 32
-"""All-reduce times are interpolated between so many sizes; they are nearly straight."""
-
-
-class CutTables(Protocol):
-    """Tables [i, j] of the stages between cuts i and j."""
-
-    problem: Problem
-    num_blocks: int
-    """The number of the last cut."""
-
-    def legal(self) -> NDArray[numpy.bool_]:
-        """Whether there is a stage between the cuts."""
-
-    def nodes_of(self, first: int, last: int) -> tuple[int, ...]:
-        """Nodes of a stage."""
-
-    def count_pins(self) -> Ints:
-        """Different devices to which its nodes are pinned."""
-
-    def times(self, types: tuple[int, ...], size: int) -> IntervalTimes:
-        """Seconds at a sample size (its index) on the slowest of these device types."""
-
-    def memory(self, size: int, *, recompute: bool) -> IntervalBytes:
-        """Bytes at a sample size (its index)."""
-
-    def transfers(self, size: int) -> tuple[Ints, Ints]:
-        """Bytes that come in and go out for one micro-batch, both directions."""
-
-    @property
-    def trained_elements(self) -> Ints:
-        """Elements of trainable weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,57 +39,50 @@ class Cut:
     bottleneck_s: float
 
 
+@dataclasses.dataclass(frozen=True)
+class ListedCosts:
+    """Of every stage of a list: seconds of a micro-batch, bytes whatever is in flight, bytes of
+    each micro-batch in flight."""
+
+    busy_s: Floats
+    fixed_bytes: Ints
+    saved_bytes: Ints
+
+
 class StageList:
     """All stages of a set of cuts as a list, sorted by their first cut, with what they cost."""
 
-    def __init__(self, cuts: CutTables) -> None:
-        self.cuts, self.problem, self.num_blocks = cuts, cuts.problem, cuts.num_blocks
-        self.first, self.last = cuts.legal().nonzero()
-        self._known: dict[tuple[object, ...], Ints | Floats] = {}
+    def __init__(self, cuts: Cuts) -> None:
+        self.cuts, self.problem, self.num_blocks = cuts, cuts.problem, cuts.num_cuts - 1
+        self.first, self.last = cuts.legal.nonzero()
+        self.own_elements = self._pick(cuts.sums(0).own_elements)
+        self.num_pins = self._pick(cuts.num_pins)
+        self._costs: dict[tuple[Types, int, bool], ListedCosts] = {}
+        self._moved: dict[int, tuple[Ints, Ints]] = {}
 
-    def _pick(
-        self, key: tuple[object, ...], make: Callable[[], NDArray[Number]]
-    ) -> NDArray[Number]:
-        """The entries of a table for the stages; tables are made once."""
-        if key not in self._known:
-            self._known[key] = make()[self.first, self.last]
-        return self._known[key]  # type: ignore[return-value]
+    def costs(self, types: Types, size: int, *, recompute: bool) -> ListedCosts:
+        """What the stages cost at a position of the sizes, on the slowest of these types."""
+        key = (types, size, recompute)
+        if key not in self._costs:
+            costs = self.cuts.costs(size, types, recompute=recompute)
+            self._costs[key] = ListedCosts(
+                self._pick(costs.busy_s),
+                self._pick(costs.fixed_bytes + costs.workspace_bytes),
+                self._pick(costs.saved_bytes),
+            )
+        return self._costs[key]
 
-    def seconds(self, types: tuple[int, ...], size: int, *, recompute: bool) -> Floats:
-        """Forward and backward of one micro-batch."""
-        return self._pick(
-            ("seconds", types, size, recompute),
-            lambda: self.cuts.times(types, size).total(recompute=recompute),
-        )
+    def moved_bytes(self, size: int) -> tuple[Ints, Ints]:
+        """What passes the front and the back of the stages, both directions."""
+        if size not in self._moved:
+            sums = self.cuts.sums(size)
+            ends = (sums.entering_buffer_bytes, sums.leaving_buffer_bytes)
+            self._moved[size] = (self._pick(ends[0]), self._pick(ends[1]))
+        return self._moved[size]
 
-    def fixed_bytes(self, size: int, *, recompute: bool) -> Ints:
-        """What does not depend on the micro-batches in flight."""
-        return self._pick(
-            ("fixed", size, recompute), lambda: self.cuts.memory(size, recompute=recompute).fixed
-        )
-
-    def saved_bytes(self, size: int, *, recompute: bool) -> Ints:
-        """Of each micro-batch in flight."""
-        return self._pick(
-            ("saved", size, recompute), lambda: self.cuts.memory(size, recompute=recompute).saved
-        )
-
-    def entering_bytes(self, size: int) -> Ints:
-        """What comes in, and the gradients that go back."""
-        return self._pick(("enter", size), lambda: self.cuts.transfers(size)[0])
-
-    def leaving_bytes(self, size: int) -> Ints:
-        """What goes out, and the gradients that come back."""
-        return self._pick(("leave", size), lambda: self.cuts.transfers(size)[1])
-
-    def trained_bytes(self) -> Ints:
-        """Gradients that replicas reduce."""
-        elements = self._pick(("trained",), lambda: self.cuts.trained_elements)
-        return elements * self.problem.element_bytes
-
-    def num_pins(self) -> Ints:
-        """Different devices to which nodes are pinned."""
-        return self._pick(("pins",), self.cuts.count_pins)
+    def _pick(self, table: NDArray[Number]) -> NDArray[Number]:
+        picked: NDArray[Number] = table[self.first, self.last]
+        return picked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,47 +163,30 @@ class StageTables:
 
     def _make_tables(self, place: Place) -> PlaceTables:
         stages, index = self.stages, self.problem.size_index[self.size // len(place.devices)]
-        reduce_s = self._reduce_seconds(place) / self.count
-        moving_s = numpy.maximum(
-            stages.entering_bytes(index) * place.front_s_per_byte,
-            stages.leaving_bytes(index) * place.back_s_per_byte,
-        )
-        seconds, again_s = (
-            numpy.maximum(stages.seconds(place.types, index, recompute=again) + reduce_s, moving_s)
-            for again in (False, True)
-        )
-        most, again = (self._most_in_flight(place, index, recompute=r) for r in (False, True))
-        if not self.problem.allow_recompute:
-            again = numpy.zeros_like(again)
+        # The price of a stage: computing, with its share of the reduction, or its transfers.
+        reduce_s = stages.cuts.cost.reduce_times(place.devices, stages.own_elements) / self.count
+        front, back = stages.moved_bytes(index)
+        moving_s = numpy.maximum(front * place.front_s_per_byte, back * place.back_s_per_byte)
+        plain, again = (stages.costs(place.types, index, recompute=r) for r in (False, True))
+        most = self._most_in_flight(place, plain)
+        most_again = self._most_in_flight(place, again) * self.problem.allow_recompute
         # A pinned node has one device, and no node pinned elsewhere beside it.
-        obeys = stages.num_pins() <= (1 if len(place.devices) == 1 else 0)
-        kept = numpy.flatnonzero(obeys & ((most > 0) | (again > 0)))
+        obeys = stages.num_pins <= (1 if len(place.devices) == 1 else 0)
+        kept = numpy.flatnonzero(obeys & ((most > 0) | (most_again > 0)))
         return PlaceTables(
             first=stages.first[kept],
             last=stages.last[kept],
-            seconds=seconds[kept],
+            seconds=numpy.maximum(plain.busy_s + reduce_s, moving_s)[kept],
             most=most[kept],
-            recomputed_s=again_s[kept],
-            recomputed_most=again[kept],
+            recomputed_s=numpy.maximum(again.busy_s + reduce_s, moving_s)[kept],
+            recomputed_most=most_again[kept],
         )
 
-    def _most_in_flight(self, place: Place, index: int, *, recompute: bool) -> Ints:
-        saved = self.stages.saved_bytes(index, recompute=recompute)
-        room = place.memory_bytes - self.stages.fixed_bytes(index, recompute=recompute)
+    def _most_in_flight(self, place: Place, costs: ListedCosts) -> Ints:
+        room, saved = place.memory_bytes - costs.fixed_bytes, costs.saved_bytes
         most = numpy.where(saved > 0, room // numpy.maximum(saved, 1), self.count)
         most = numpy.where(room >= 0, numpy.maximum(most, 0), 0)
         return numpy.where(most >= self.count, NEVER - 1, most).astype(numpy.int32)
-
-    def _reduce_seconds(self, place: Place) -> Floats:
-        """All-reduce of every stage's gradients over the replicas."""
-        trained = self.stages.trained_bytes()
-        if len(place.devices) == 1 or not trained.max(initial=0) > 0:
-            return numpy.zeros(trained.shape)
-        knots = numpy.concatenate([[0], numpy.geomspace(1, trained.max(), NUM_KNOTS)])
-        seconds = [
-            allreduce_time(self.problem.cluster, place.devices, math.ceil(knot)) for knot in knots
-        ]
-        return numpy.interp(trained, knots, seconds)
 
     def least_bottleneck(self) -> float:
         """No pipeline has a smaller bottleneck: all work, spread evenly over all replicas."""

@@ -6,14 +6,12 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from graphplan.cost.cuts import Cuts, OrderCuts
 from graphplan.cost.model import CostModel
-from graphplan.nouns.problem import Problem
 from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.pipelines.grid import Grid, list_grids
-from graphplan.partition.pipelines.intervals import Intervals
 from graphplan.partition.pipelines.pipeline import (
     Cut,
-    CutTables,
     StageList,
     StageTables,
     cut_pipeline,
@@ -46,11 +44,9 @@ class Setting(NamedTuple):
     guess_s: float
 
 
-def sweep_settings(
-    cost: CostModel, wish: Wish, coarse: CutTables, fine: Sequence[CutTables]
-) -> Proposals:
+def sweep_settings(cost: CostModel, wish: Wish, coarse: Cuts, fine: Sequence[Cuts]) -> Proposals:
     """Good pipelines of every setting by coarse tables, the best of a few by all tables."""
-    settings = list_settings(cost.problem)
+    settings = list_settings(cost)
     sweep, stages = _Sweep(cost, wish), StageList(coarse)
     found: dict[Position, float] = {}
     while (position := pick_next(settings, found)) is not None:
@@ -64,9 +60,10 @@ def sweep_settings(
     return ""
 
 
-def list_settings(problem: Problem) -> dict[Position, Setting]:
+def list_settings(cost: CostModel) -> dict[Position, Setting]:
     """Micro-batch sizes and grids that have any stages."""
-    whole = StageList(Intervals(problem, [tuple(range(problem.num_nodes))]))
+    problem = cost.problem
+    whole = StageList(OrderCuts(cost, [tuple(range(problem.num_nodes))]))
     found: dict[Position, Setting] = {}
     for g, grid in enumerate(list_grids(problem.cluster)):
         for s, size in enumerate(problem.micro_batch_sizes):

@@ -10,31 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 
-from graphplan.nouns.problem import Problem
-from graphplan.partition.dag.work import MeanTimes
-from graphplan.partition.trees.line import Line
+from graphplan.cost.cuts import OrderCuts
 from graphplan.partition.trees.shape import Shape
 
 
-def bundle_shape(problem: Problem, times: MeanTimes, shape: Shape, num_groups: int) -> Shape:
+def bundle_shape(shape: Shape, num_groups: int) -> Shape:
     """The shape with the branches of every parallel module in at most `num_groups` groups."""
     inner = tuple(
-        bundle_shape(problem, times, each, num_groups) if each is not None else None
-        for each in shape.inner
+        bundle_shape(each, num_groups) if each is not None else None for each in shape.inner
     )
     if shape.kind == "chain":
-        return _inline_chains(problem, times, dataclasses.replace(shape, inner=inner))
+        return _inline_chains(dataclasses.replace(shape, inner=inner))
     if shape.kind == "prime" or shape.line.num_items <= num_groups:
         return dataclasses.replace(shape, inner=inner)
-    groups = group_evenly([_weigh(times, item) for item in shape.line.items], num_groups)
-    chains = [_chain_items(problem, times, shape, inner, group) for group in groups]
+    groups = group_evenly([_weigh(shape, item) for item in shape.line.items], num_groups)
+    chains = [_chain_items(shape, inner, group) for group in groups]
     if len(groups) == 1 and chains[0] is not None:
         return chains[0]
     items = [_join([shape.line.items[i] for i in group]) for group in groups]
-    return Shape("parallel", Line(problem, times, items), tuple(chains))
+    return Shape("parallel", OrderCuts(shape.line.cost, items), tuple(chains))
 
 
-def _inline_chains(problem: Problem, times: MeanTimes, shape: Shape) -> Shape:
+def _inline_chains(shape: Shape) -> Shape:
     """A chain with the items of the chains in it in their place."""
     if not any(each is not None and each.kind == "chain" for each in shape.inner):
         return shape
@@ -47,7 +44,7 @@ def _inline_chains(problem: Problem, times: MeanTimes, shape: Shape) -> Shape:
         else:
             items.append(item)
             cut_inside.append(each)
-    return Shape("chain", Line(problem, times, items), tuple(cut_inside))
+    return Shape("chain", OrderCuts(shape.line.cost, items), tuple(cut_inside))
 
 
 def group_evenly(weights: list[float], num_groups: int) -> list[list[int]]:
@@ -62,8 +59,6 @@ def group_evenly(weights: list[float], num_groups: int) -> list[list[int]]:
 
 
 def _chain_items(
-    problem: Problem,
-    times: MeanTimes,
     shape: Shape,
     inner: tuple[Shape | None, ...],
     group: list[int],
@@ -81,14 +76,14 @@ def _chain_items(
         else:
             items.append(shape.line.items[position])
             cut_inside.append(branch)
-    weights = [_weigh(times, shape.line.items[position]) for position in group]
+    weights = [_weigh(shape, shape.line.items[position]) for position in group]
     share = max(weights) / sum(weights) if sum(weights) else 1.0
-    line = Line(problem, times, items)
+    line = OrderCuts(shape.line.cost, items)
     return Shape("chain", line, tuple(cut_inside), latency_share=share)
 
 
-def _weigh(times: MeanTimes, nodes: tuple[int, ...]) -> float:
-    return float(times.work[list(nodes)].sum())
+def _weigh(shape: Shape, nodes: tuple[int, ...]) -> float:
+    return float(shape.line.cost.mean_times.work[list(nodes)].sum())
 
 
 def _join(items: list[tuple[int, ...]]) -> tuple[int, ...]:

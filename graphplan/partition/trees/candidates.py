@@ -2,93 +2,63 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Problem
-from graphplan.partition.assemble import Draft
+from graphplan.partition.assemble import Draft, Part, place_in_order
 from graphplan.partition.dag.decompose import decompose_order
 from graphplan.partition.dag.fold import Folded, fold_problem
-from graphplan.partition.dag.work import MeanTimes
 from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.pack import pack_groups
 from graphplan.partition.drafts.scene import is_legal_draft
+from graphplan.partition.pins import obey_pins
 from graphplan.partition.trees.bundle import bundle_shape
-from graphplan.partition.trees.obey import obey_pins
-from graphplan.partition.trees.placement import place_parts
 from graphplan.partition.trees.riders import join_riders
 from graphplan.partition.trees.settings import Prospect, list_prospects
-from graphplan.partition.trees.shape import Shape, build_shape, enrich_shape
-from graphplan.partition.trees.treesearch import Pick, TreeSearch
+from graphplan.partition.trees.shape import Shape, build_shape
+from graphplan.partition.trees.treesearch import TreeSearch
 
 LIMITS = (1.02, 1.1, 1.25, 1.6, 2.4)
 """Limits on the cycle, relative to the shortest that the units suffice for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A draft with its appraised step seconds."""
-
-    step_s: float
-    draft: Draft
 
 
 class CandidateSearch:
     """Runs the dynamic program where it may find something better than what is known."""
 
     def __init__(
-        self,
-        cost: CostModel,
-        appraiser: Appraiser,
-        times: MeanTimes,
-        *,
-        max_items: int,
-        max_settings: int,
-        max_enriched: int = 0,
+        self, cost: CostModel, appraiser: Appraiser, *, max_items: int, max_settings: int
     ) -> None:
-        self.cost, self.appraiser, self.times = cost, appraiser, times
+        self.cost, self.appraiser = cost, appraiser
         self.problem: Problem = cost.problem
-        self.max_settings, self.max_enriched = max_settings, max_enriched
+        self.max_settings = max_settings
         num_devices = len(self.problem.cluster.devices)
         self.folded: Folded = fold_problem(self.problem, max_share=min(0.005, 0.2 / num_devices))
         self.tree = decompose_order(self.folded.order)
+        min_share = 0.5 / min(num_devices, 64)
         self.shape = build_shape(
-            self.problem,
-            times,
-            self.folded,
-            self.tree,
-            max_items=max_items,
-            min_share=0.5 / min(num_devices, 64),
+            cost, self.folded, self.tree, max_items=max_items, min_share=min_share
         )
         self.best_s = float("inf")
 
-    def run(self) -> Iterator[Candidate]:
-        """Candidates as they are found; only those that fit, by their appraisal."""
-        prospects = list_prospects(self.cost, self.times)
-        yield from self._run_shapes(self._list_shapes(), prospects[: self.max_settings])
-        enriched = enrich_shape(self.shape) if self.max_enriched else None
-        if enriched is not None:
-            yield from self._run_shapes([enriched], prospects[: self.max_enriched])
-
-    def _run_shapes(
-        self, shapes: Sequence[Shape], prospects: Sequence[Prospect]
-    ) -> Iterator[Candidate]:
-        for prospect in prospects:
-            for shape in shapes:
+    def run(self) -> Iterator[tuple[float, Draft]]:
+        """Drafts that fit, by their appraisal, with their appraised step seconds."""
+        for prospect in list_prospects(self.cost)[: self.max_settings]:
+            for shape in self.shapes:
                 if prospect.step_s >= self.best_s:
                     return
                 search = TreeSearch(self.cost, shape, prospect.setting)
                 yield from self._try_limits(search, prospect)
 
-    def _list_shapes(self) -> list[Shape]:
+    @cached_property
+    def shapes(self) -> list[Shape]:
         """The shape as it is, and with its branches in fewer groups."""
         widest = _find_widest(self.shape)
         counts = [count for count in (1, 2, 4) if count < widest]
-        bundled = [bundle_shape(self.problem, self.times, self.shape, count) for count in counts]
-        return [self.shape, *bundled]
+        return [self.shape, *(bundle_shape(self.shape, count) for count in counts)]
 
-    def _try_limits(self, search: TreeSearch, prospect: Prospect) -> Iterator[Candidate]:
+    def _try_limits(self, search: TreeSearch, prospect: Prospect) -> Iterator[tuple[float, Draft]]:
         """From the second limit up until a draft is found; then the next one and the tightest."""
         rest = (prospect.setting.num_micro_batches - 1) * prospect.cycle_s
         found_at = None
@@ -100,25 +70,19 @@ class CandidateSearch:
             least_s = rest * LIMITS[max(0, place - 1)] + prospect.path_s
             if least_s > self.best_s:
                 continue
-            picks = search.search(prospect.cycle_s * LIMITS[place])
-            if picks is not None:
+            parts = search.search(prospect.cycle_s * LIMITS[place])
+            if parts is not None:
                 found_at = place if found_at is None else found_at
-                yield from self._appraise(picks, prospect)
+                yield from self._appraise(place_in_order(parts))
 
-    def _appraise(self, picks: Sequence[Pick], prospect: Prospect) -> Iterator[Candidate]:
-        for draft in self._make_drafts(picks, prospect):
+    def _appraise(self, parts: Sequence[Part]) -> Iterator[tuple[float, Draft]]:
+        for draft in self._make_drafts(parts):
             appraisal = self.appraiser.appraise(draft)
             if appraisal is not None and not appraisal.excess_bytes:
                 self.best_s = min(self.best_s, appraisal.step_s)
-                yield Candidate(appraisal.step_s, draft)
+                yield appraisal.step_s, draft
 
-    def _make_drafts(self, picks: Sequence[Pick], prospect: Prospect) -> Iterator[Draft]:
-        setting = prospect.setting
-        parts = place_parts(
-            self.problem,
-            [(pick.nodes, pick.num_units * setting.unit, pick.recompute) for pick in picks],
-            setting.micro_batch_size,
-        )
+    def _make_drafts(self, parts: Sequence[Part]) -> Iterator[Draft]:
         for apart in (False, True) if self.folded.riders else (False,):
             joined = join_riders(self.problem, parts, self.folded.riders, apart=apart)
             draft = tuple(obey_pins(self.problem, joined))

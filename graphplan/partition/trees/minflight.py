@@ -20,22 +20,24 @@ from collections.abc import Sequence
 
 import numpy
 
+from graphplan.cost.cuts import OrderCuts
+from graphplan.cost.inflight import step_in_flight
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Floats, Ints
-from graphplan.partition.drafts.inflight import step_in_flight
-from graphplan.partition.trees.closing import measure_closing
-from graphplan.partition.trees.line import Line
+from graphplan.partition.assemble import Part
 from graphplan.partition.trees.shape import Shape
+
+Timed = tuple[Part, float]
+"""A part and its time per sample."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """A stage of the answer: nodes, how many replicas, micro-batch size."""
+class Found:
+    """Parts in a topological order, each with as many devices as it gets, and the time per sample
+    of the slowest."""
 
-    nodes: tuple[int, ...]
-    num_replicas: int
-    micro_batch_size: int
-    seconds_per_sample: float
+    parts: tuple[Part, ...]
+    slowest_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +93,8 @@ class FlightSearch:
         self.target = 0.0
         self.memo: dict[tuple[int, Downstream], tuple[_Front, list[Ints]]] = {}
 
-    def search(self, target_s: float) -> list[Choice] | None:
-        """Stages in a topological order, none slower than the target per sample, if there are."""
+    def search(self, target_s: float) -> Found | None:
+        """Stages of which none is slower than the target per sample, if there are."""
         self.target = target_s
         self.memo = {}
         end = Downstream(0.0, 0.0)
@@ -100,7 +102,8 @@ class FlightSearch:
         if not numpy.isfinite(front.in_flight).any():
             return None
         fewest = front.in_flight == front.in_flight.min()
-        return self._collect(self.shape, end, int(numpy.flatnonzero(fewest)[-1]))
+        stages = self._collect(self.shape, end, int(numpy.flatnonzero(fewest)[-1]))
+        return Found(tuple(part for part, _ in stages), max(seconds for _, seconds in stages))
 
     # -- fronts ----------------------------------------------------------------------------------
 
@@ -219,37 +222,33 @@ class FlightSearch:
 
     # -- tables ----------------------------------------------------------------------------------
 
-    def _tables(self, line: Line) -> list[_Table]:
+    def _tables(self, line: OrderCuts) -> list[_Table]:
         key = line.signature
         if key not in self.tables_by_line:
             self.tables_by_line[key] = [self._make_table(line, *pair) for pair in self.pairs]
         return self.tables_by_line[key]
 
-    def _make_table(self, line: Line, num_replicas: int, micro_batch_size: int) -> _Table:
+    def _make_table(self, line: OrderCuts, num_replicas: int, micro_batch_size: int) -> _Table:
         """Time per sample with reduction and update spread over the batch, and what fits."""
         problem = self.cost.problem
         size = problem.size_index[micro_batch_size // num_replicas]
-        forward_s, backward_s = line.seconds(size)
-        total = forward_s + backward_s
-        closing = measure_closing(self.cost, num_replicas)
-        trained = line.trained_elements
-        closing_s = (trained > 0) * closing.start_s + trained * closing.seconds_per_element
-        needs = line.needs(size)
-        room = self.memory_bytes - needs.fixed - needs.workspace
-        with numpy.errstate(divide="ignore", invalid="ignore"):
-            most = numpy.where(needs.saved > 0, numpy.floor(room / needs.saved), numpy.inf)
+        sums, costs = line.sums(size), line.costs(size)
+        reduce_s = self.cost.reduce_times(range(num_replicas), sums.own_elements)
+        room = self.memory_bytes - costs.fixed_bytes - costs.workspace_bytes
+        saved = costs.saved_bytes
+        most = numpy.where(saved > 0, room // numpy.maximum(saved, 1), numpy.inf)
         return _Table(
             num_replicas=num_replicas,
             micro_batch_size=micro_batch_size,
-            seconds_per_sample=(total[None, :] - total[:, None]) / micro_batch_size
-            + closing_s / problem.training.batch_size,
+            seconds_per_sample=costs.busy_s / micro_batch_size
+            + (reduce_s + costs.update_s) / problem.training.batch_size,
             max_in_flight=numpy.where(room >= 0, most, -1.0) * micro_batch_size,
         )
 
     # -- the answer ------------------------------------------------------------------------------
 
-    def _collect(self, shape: Shape, end: Downstream, num_devices: int) -> list[Choice]:
-        """The stages of a module that got so many devices."""
+    def _collect(self, shape: Shape, end: Downstream, num_devices: int) -> list[Timed]:
+        """The parts of a module that got so many devices, with their times per sample."""
         if shape.kind == "parallel":
             return self._collect_parallel(shape, end, num_devices)
         picks = self._solve(shape, end)[1]
@@ -259,22 +258,23 @@ class FlightSearch:
             stop, spent, size = (int(pick[start, left]) for pick in picks)
             steps.append((start, spent, size))
             start, left = stop, left - spent
-        found: list[Choice] = []
+        found: list[Timed] = []
         stop, after = shape.line.num_items, end
         for start, spent, size in reversed(steps):
-            made = self._make_choices(shape, start, stop, spent, size, after)
+            made = self._make_parts(shape, start, stop, spent, size, after)
             found = made + found
             stop, after = start, self._look_upstream(shape, start, spent, size, after)
         return found
 
-    def _make_choices(
+    def _make_parts(
         self, shape: Shape, first: int, last: int, spent: int, size: int, after: Downstream
-    ) -> list[Choice]:
+    ) -> list[Timed]:
         if size:
             tables = self._tables(shape.line)
             table = next(t for t in tables if (t.num_replicas, t.micro_batch_size) == (spent, size))
             seconds = float(table.seconds_per_sample[first, last])
-            return [Choice(shape.line.nodes(first, last), spent, size, seconds)]
+            nodes, devices = shape.line.nodes_of(first, last), tuple(range(spent))
+            return [(Part(nodes=nodes, devices=devices, micro_batch_size=size), seconds)]
         inner = shape.inner[first]
         assert inner is not None
         return self._collect(inner, after, spent)
@@ -291,12 +291,12 @@ class FlightSearch:
         front, _ = self._solve(inner, after)
         return Downstream(float(front.in_flight[spent]), float(front.size[spent]))
 
-    def _collect_parallel(self, shape: Shape, end: Downstream, num_devices: int) -> list[Choice]:
+    def _collect_parallel(self, shape: Shape, end: Downstream, num_devices: int) -> list[Timed]:
         picks = self._solve(shape, end)[1]
-        found: list[Choice] = []
+        found: list[Timed] = []
         last, left = shape.line.num_items, num_devices
         while last:
             first, spent, size = (int(pick[last, left]) for pick in picks)
-            found = self._make_choices(shape, first, last, spent, size, end) + found
+            found = self._make_parts(shape, first, last, spent, size, end) + found
             last, left = first, left - spent
         return found

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy
 
-from graphplan.cost.model import CostModel, bytes_per_trained_element
-from graphplan.nouns.problem import Ints, Problem
-from graphplan.partition.dag.work import MeanTimes
-from graphplan.partition.trees.closing import measure_closing
+from graphplan.cost.model import CostModel
+from graphplan.cost.sums import price_sums
+from graphplan.nouns.problem import Problem
 from graphplan.partition.trees.stagetable import Setting, list_widths
 
 MAX_UNITS = 64
@@ -27,10 +26,10 @@ class Prospect:
     step_s: float
 
 
-def list_prospects(cost: CostModel, times: MeanTimes) -> list[Prospect]:
+def list_prospects(cost: CostModel) -> list[Prospect]:
     """Settings whose stages could fit, the shortest ideal step first."""
     problem = cost.problem
-    outlook = _Outlook(cost, times)
+    outlook = _Outlook(cost)
     found = [
         outlook.look_ahead(size, unit)
         for unit in list_units(len(problem.cluster.devices))
@@ -53,18 +52,15 @@ def list_units(num_devices: int) -> list[int]:
 class _Outlook:
     """What all settings of a problem have in common."""
 
-    def __init__(self, cost: CostModel, times: MeanTimes) -> None:
-        self.cost, self.times, self.problem = cost, times, cost.problem
-        problem = cost.problem
-        each = sum(bytes_per_trained_element(problem.training, problem.element_bytes))
-        self.elements = int(problem.trained_elements.sum())
-        self.elements += sum(tie.trained_elements for tie in problem.ties)
-        held = int(problem.held_bytes.sum()) + sum(tie.held_bytes for tie in problem.ties)
-        self.fixed_bytes = self.elements * each + held
-        num_sizes = len(problem.sample_sizes)
-        self.flow_bytes = _sum_by_size([flow.bytes_by_size for flow in problem.flows], num_sizes)
-        saves = _sum_by_size([save.bytes_by_size for save in problem.saves], num_sizes)
-        self.saved_bytes = problem.saved_bytes.sum(axis=1) + saves
+    def __init__(self, cost: CostModel) -> None:
+        self.cost, self.problem = cost, cost.problem
+        problem, everything = cost.problem, range(cost.problem.num_nodes)
+        types = range(len(problem.cluster.types))
+        self.sums = [cost.sum_nodes(everything, each, types) for each in problem.sample_sizes]
+        self.flow_bytes = [
+            sum(flow.buffer_bytes(size) for flow in problem.flows)
+            for size in range(len(problem.sample_sizes))
+        ]
         self.memory_bytes = min(device.memory_bytes for device in problem.cluster.devices)
         self.path_by_size: dict[int, float] = {}
 
@@ -74,49 +70,43 @@ class _Outlook:
         num_units = len(problem.cluster.devices) // unit
         count = problem.training.batch_size // size
         index = problem.size_index[size // unit]
-        if self.fixed_bytes > num_units * self.memory_bytes:
+        costs = price_sums(problem, self.sums[index], range(len(problem.cluster.types)))
+        if costs.fixed_bytes > num_units * self.memory_bytes:
             return None
+        in_flight = min(num_units, count)
+        # Whether one device could hold everything, with so many micro-batches in flight.
+        whole = costs.fixed_bytes + costs.workspace_bytes + self.flow_bytes[index]
+        roomy = whole + in_flight * costs.saved_bytes <= self.memory_bytes
         setting = Setting(
             micro_batch_size=size,
             unit=unit,
             num_units=num_units,
             num_micro_batches=count,
             memory_bytes=self.memory_bytes,
-            roomy=self._is_roomy(min(num_units, count), index),
+            roomy=roomy,
         )
-        cycle_s = bound_cycle(problem, self.times, setting)
+        cycle_s = bound_cycle(self.cost, setting)
         path_s = max(cycle_s, self._measure_path(index))
-        closing = measure_closing(self.cost, unit)
-        closing_s = closing.start_s + closing.seconds_per_element * self.elements / num_units
+        share = self.sums[index].own_elements // num_units
+        closing_s = self.cost.reduce_time(range(unit), share) + costs.update_s / num_units
         return Prospect(setting, cycle_s, path_s, (count - 1) * cycle_s + path_s + closing_s)
 
     def _measure_path(self, index: int) -> float:
         if index not in self.path_by_size:
-            seconds = self.times.forward_s[index] + self.times.backward_s[index]
+            seconds = self.cost.mean_times.busy_s[index]
             self.path_by_size[index] = measure_path(self.problem, seconds.tolist())
         return self.path_by_size[index]
 
-    def _is_roomy(self, in_flight: int, index: int) -> bool:
-        """Whether one device could hold everything, with so many micro-batches in flight."""
-        workspace = int(self.problem.workspace_bytes[index].max(initial=0))
-        buffers = 2 * int(self.flow_bytes[index])
-        kept = in_flight * int(self.saved_bytes[index])
-        return self.fixed_bytes + workspace + buffers + kept <= self.memory_bytes
 
-
-def _sum_by_size(rows: Sequence[tuple[int, ...]], num_sizes: int) -> Ints:
-    found: Ints = numpy.array(rows, dtype=numpy.int64).reshape(len(rows), num_sizes).sum(axis=0)
-    return found
-
-
-def bound_cycle(problem: Problem, times: MeanTimes, setting: Setting) -> float:
+def bound_cycle(cost: CostModel, setting: Setting) -> float:
     """The shortest cycle for which the units suffice, if every node had a stage of its own.
 
     A node that takes longer than the cycle needs replicas, which then see fewer samples.
     """
+    problem = cost.problem
     widths = list_widths(problem, setting)
     sizes = [problem.size_index[setting.micro_batch_size // (w * setting.unit)] for w in widths]
-    seconds = times.forward_s[sizes] + times.backward_s[sizes]
+    seconds = cost.mean_times.busy_s[sizes]
     unit_seconds = seconds * numpy.array(widths)[:, None]
     low = float(unit_seconds.min(axis=0).sum()) / setting.num_units
     high = max(low, float(unit_seconds[0].sum()))

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-from graphplan.nouns.problem import Problem
+from graphplan.cost.cuts import Cuts, OrderCuts
+from graphplan.cost.downsets import DownsetCuts
+from graphplan.cost.model import CostModel
+from graphplan.nouns.dag import collect_neighbours
 from graphplan.partition.dag.decompose import Leaf, Parallel, Series, Tree, iterate_leaves
+from graphplan.partition.dag.downsets import enumerate_downsets
 from graphplan.partition.dag.fold import Folded
 from graphplan.partition.dag.order import Pairs
-from graphplan.partition.dag.work import MeanTimes
-from graphplan.partition.trees.lattice import Lattice, list_down_sets
-from graphplan.partition.trees.line import Line
-from graphplan.partition.trees.sublattice import MAX_ITEMS, choose_cuts
 
 MAX_CUTS = 160
 """Down-sets of a prime module up to which all of them are searched."""
@@ -33,7 +33,7 @@ class Shape:
     """A module that may be cut inside."""
 
     kind: Literal["chain", "parallel", "prime"]
-    line: Line
+    line: OrderCuts
     inner: tuple[Shape | None, ...]
     """For each item, how it may be cut; None for items that stay whole."""
     edges: Pairs = ()
@@ -41,18 +41,22 @@ class Shape:
     latency_share: float = 1.0
     """Of a chain that bundles independent branches: the share of its length that a micro-batch has
     to wait for."""
-    rich: bool = False
-    """Of a prime with too many cuts: whether good ones are looked for (sublattice.py)."""
 
     @cached_property
-    def lattice(self) -> Lattice | None:
-        """The cuts of a prime: all of them if they are few, or good ones if it is rich."""
+    def lattice(self) -> DownsetCuts | None:
+        """The cuts of a prime with few down-sets; others are cut along their order."""
         if self.kind != "prime":
             return None
-        cuts = list_down_sets(self.line.num_items, self.edges, most=MAX_CUTS)
-        if cuts is None and self.rich:
-            cuts = choose_cuts(self.line, self.edges)
-        return Lattice(self.line, cuts) if cuts is not None else None
+        count = self.line.num_items
+        before = collect_neighbours(count, ((dst, src) for src, dst in self.edges))
+        after = collect_neighbours(count, self.edges)
+        downsets = enumerate_downsets(before, after, limit=MAX_CUTS)
+        return None if downsets is None else DownsetCuts(self.line.cost, self.line.items, downsets)
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where stages may begin and end."""
+        return self.lattice if self.lattice is not None else self.line
 
     def list_steps(self) -> dict[int, list[tuple[int, int, Shape]]]:
         """By cut: the next cut, item and inner shape of every item that may be cut inside."""
@@ -72,24 +76,11 @@ class Shape:
     def twin(self) -> int:
         """Equal for shapes that are cut alike: branches that differ in their names only."""
         inner = tuple(each.twin if each is not None else None for each in self.inner)
-        return hash(
-            (self.kind, self.line.signature, inner, self.edges, self.latency_share, self.rich)
-        )
-
-
-def enrich_shape(shape: Shape) -> Shape | None:
-    """The shape with more cuts of its large primes; None when there is none to enrich."""
-    inner = tuple(enrich_shape(each) if each is not None else None for each in shape.inner)
-    large = shape.kind == "prime" and shape.lattice is None and shape.line.num_items <= MAX_ITEMS
-    if not large and not any(inner):
-        return None
-    kept = (new or old for new, old in zip(inner, shape.inner, strict=True))
-    return dataclasses.replace(shape, inner=tuple(kept), rich=large)
+        return hash((self.kind, self.line.signature, inner, self.edges, self.latency_share))
 
 
 def build_shape(
-    problem: Problem,
-    times: MeanTimes,
+    cost: CostModel,
     folded: Folded,
     tree: Tree,
     *,
@@ -101,7 +92,8 @@ def build_shape(
     A chain gets at most about `max_items` items; modules with less than `min_share` of all work
     stay whole.
     """
-    builder = _Builder(problem, times, folded, max_items, min_share * float(times.weight.sum()))
+    min_work = min_share * float(cost.mean_times.weight.sum())
+    builder = _Builder(cost, folded, max_items, min_work)
     if isinstance(tree, Leaf):
         return Shape("chain", builder.make_line([tree]), (None,))
     return builder.build(tree, MAX_DEPTH)
@@ -109,8 +101,7 @@ def build_shape(
 
 @dataclasses.dataclass(frozen=True)
 class _Builder:
-    problem: Problem
-    times: MeanTimes
+    cost: CostModel
     folded: Folded
     max_items: int
     min_work: float
@@ -131,14 +122,14 @@ class _Builder:
 
     def _build_chain(self, children: Sequence[Tree], depth: int) -> Shape:
         runs = self._merge_light(children)
-        line = Line(self.problem, self.times, [self._list_nodes(run) for run in runs])
+        line = OrderCuts(self.cost, [self._list_nodes(run) for run in runs])
         inner = (self._build_child(run[0], depth) if len(run) == 1 else None for run in runs)
         return Shape("chain", line, tuple(inner))
 
-    def make_line(self, children: Sequence[Tree]) -> Line:
-        """A line with one item for each child."""
+    def make_line(self, children: Sequence[Tree]) -> OrderCuts:
+        """Cuts with one item for each child."""
         items = [self._list_nodes([child]) for child in children]
-        return Line(self.problem, self.times, items)
+        return OrderCuts(self.cost, items)
 
     def _build_child(self, child: Tree, depth: int) -> Shape | None:
         heavy = not isinstance(child, Leaf) and self._weigh([child]) >= self.min_work
@@ -160,7 +151,7 @@ class _Builder:
         return runs
 
     def _weigh(self, trees: Sequence[Tree]) -> float:
-        return float(self.times.weight[list(self._list_nodes(trees))].sum())
+        return float(self.cost.mean_times.weight[list(self._list_nodes(trees))].sum())
 
     def _list_nodes(self, trees: Sequence[Tree]) -> tuple[int, ...]:
         groups = (group for tree in trees for group in iterate_leaves(tree))

@@ -10,12 +10,10 @@ import dataclasses
 
 import numpy
 
-from graphplan.cost.model import CostModel
+from graphplan.cost.cuts import Cuts
+from graphplan.cost.sums import StageSums
 from graphplan.nouns.cluster import Link
 from graphplan.nouns.problem import Floats, Ints, Problem
-from graphplan.partition.trees.closing import measure_closing
-from graphplan.partition.trees.lattice import Lattice
-from graphplan.partition.trees.line import Line
 
 COLUMNS = (
     "seconds",
@@ -61,9 +59,9 @@ class StageTable:
         return ends
 
 
-def make_tables(cost: CostModel, cuts: Line | Lattice, setting: Setting) -> list[StageTable]:
+def make_tables(cuts: Cuts, setting: Setting) -> list[StageTable]:
     """A table for each number of units that a stage may have."""
-    return [_make_table(cost, cuts, setting, units) for units in list_widths(cost.problem, setting)]
+    return [_make_table(cuts, setting, units) for units in list_widths(cuts.problem, setting)]
 
 
 def list_widths(problem: Problem, setting: Setting) -> list[int]:
@@ -81,31 +79,36 @@ def list_widths(problem: Problem, setting: Setting) -> list[int]:
     return kept
 
 
-def _make_table(
-    cost: CostModel, cuts: Line | Lattice, setting: Setting, num_units: int
-) -> StageTable:
-    problem = cost.problem
-    replicas = num_units * setting.unit
+def _make_table(cuts: Cuts, setting: Setting, num_units: int) -> StageTable:
+    problem, replicas = cuts.problem, num_units * setting.unit
     size = problem.size_index[setting.micro_batch_size // replicas]
-    forward, backward = (each[None, :] - each[:, None] for each in cuts.seconds(size))
-    needs = cuts.needs(size)
+    sums = cuts.sums(size)
+    plain, again = (cuts.costs(size, recompute=each) for each in (False, True))
     link, share = choose_link(problem, replicas)
-    wire = needs.received * share / link.bandwidth_bytes_per_s
-    closing = measure_closing(cost, replicas)
-    trained = cuts.trained_elements
-    legal = cuts.legal if isinstance(cuts, Lattice) else numpy.tri(len(forward), k=-1).T > 0
+    wire = sums.received_bytes * share / link.bandwidth_bytes_per_s
+    reduce_s = cuts.cost.reduce_times(range(replicas), sums.own_elements)
+    host_s = _time_hosts(link, sums)
     columns = {
-        SECONDS: numpy.where(legal, numpy.maximum(forward + backward, wire), numpy.inf),
-        FORWARD: forward,
-        MESSAGE: numpy.where(needs.received > 0, wire + link.latency_s, 0.0),
-        CLOSING: (trained > 0) * closing.start_s + trained * closing.seconds_per_element,
-        RESTING: needs.fixed + needs.workspace,
-        SAVED: needs.saved,
-        RECOMPUTING: needs.fixed + needs.workspace + needs.saved,
-        ENTERING: needs.entering,
+        SECONDS: numpy.where(cuts.legal, numpy.maximum(plain.busy_s + 2 * host_s, wire), numpy.inf),
+        FORWARD: plain.forward_s + host_s,
+        MESSAGE: numpy.where(sums.received_bytes > 0, wire + link.latency_s, 0.0),
+        CLOSING: reduce_s + plain.update_s,
+        RESTING: plain.fixed_bytes + plain.workspace_bytes,
+        SAVED: plain.saved_bytes,
+        RECOMPUTING: again.fixed_bytes + again.workspace_bytes,
+        ENTERING: again.saved_bytes,
     }
     entries = numpy.stack([columns[i] for i in range(len(COLUMNS))], axis=1)
     return StageTable(num_units, entries)
+
+
+def _time_hosts(link: Link, sums: StageSums) -> Floats | float:
+    """Seconds that the messages of a forward take from the tasks at both ends."""
+    if not link.host_s and not link.host_s_per_byte:
+        return 0.0
+    ends = (sums.received_bytes, sums.leaving_buffer_bytes / 2)
+    taken: Floats = sum(link.host_time(each) * (each > 0) for each in ends)
+    return taken
 
 
 def choose_link(problem: Problem, num_replicas: int) -> tuple[Link, int]:

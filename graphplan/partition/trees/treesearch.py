@@ -24,10 +24,10 @@ import dataclasses
 
 import numpy
 
+from graphplan.cost.cuts import Cuts
 from graphplan.cost.model import CostModel
 from graphplan.nouns.problem import Floats, Ints
-from graphplan.partition.trees.lattice import Lattice
-from graphplan.partition.trees.line import Line
+from graphplan.partition.assemble import Part
 from graphplan.partition.trees.shape import Shape
 from graphplan.partition.trees.stagetable import (
     CLOSING,
@@ -48,15 +48,6 @@ MAX_EXACT_DEPTH = 2
 
 ENDS, AROUND, AHEAD, DEPTH = range(4)
 """Rows of labels: ends_s, around_s, forward_s, depth."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pick:
-    """A stage of the answer: nodes, device units, whether it recomputes."""
-
-    nodes: tuple[int, ...]
-    num_units: int
-    recompute: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +73,9 @@ class TreeSearch:
         self.limit_s = numpy.inf
         self.memo: dict[tuple[int, int], _Solved] = {}
 
-    def search(self, limit_s: float) -> list[Pick] | None:
-        """The stages with the shortest way that keep the limit, in a topological order."""
+    def search(self, limit_s: float) -> list[Part] | None:
+        """The parts with the shortest way that keep the limit, in a topological order; each has
+        as many devices as it gets, whichever these are."""
         self.limit_s = limit_s
         self.memo = {}
         ends_s = self._solve(self.shape, 0).front[ENDS]
@@ -104,8 +96,7 @@ class TreeSearch:
 
     def _tables(self, shape: Shape) -> list[StageTable]:
         if shape.twin not in self.tables_by_twin:
-            cuts = shape.lattice if shape.lattice is not None else shape.line
-            self.tables_by_twin[shape.twin] = make_tables(self.cost, cuts, self.setting)
+            self.tables_by_twin[shape.twin] = make_tables(shape.cuts, self.setting)
         return self.tables_by_twin[shape.twin]
 
     # -- chains ----------------------------------------------------------------------------------
@@ -246,11 +237,11 @@ class TreeSearch:
 
     # -- the answer ------------------------------------------------------------------------------
 
-    def _collect(self, shape: Shape, depth: int, units: int) -> list[Pick]:
+    def _collect(self, shape: Shape, depth: int, units: int) -> list[Part]:
         """The stages of a module that got so many units."""
         solved = self._solve(shape, depth)
-        cuts = shape.lattice if shape.lattice is not None else shape.line
-        found: list[Pick] = []
+        cuts = shape.cuts
+        found: list[Part] = []
         if shape.kind == "parallel":
             last = shape.line.num_items
             while last:
@@ -269,14 +260,22 @@ class TreeSearch:
     def _expand(
         self,
         shape: Shape,
-        cuts: Line | Lattice,
+        cuts: Cuts,
         ends: tuple[int, int],
         spent: int,
         kind: int,
         depth: int,
-    ) -> list[Pick]:
+    ) -> list[Part]:
         if kind < 2:
-            return [Pick(cuts.nodes(*ends), spent, recompute=kind == 1)]
+            setting = self.setting
+            return [
+                Part(
+                    nodes=cuts.nodes_of(*ends),
+                    devices=tuple(range(spent * setting.unit)),
+                    micro_batch_size=setting.micro_batch_size,
+                    recompute=kind == 1,
+                )
+            ]
         inner = shape.inner[kind - 2]
         assert inner is not None
         return self._collect(inner, depth, spent)

@@ -19,26 +19,39 @@ class MeanTimes:
 
     forward_s: Floats
     """[size, node]"""
-    backward_s: Floats
-    """[size, node]: both halves, 0 for nodes without backward"""
+    input_grad_s: Floats
+    """[size, node]: 0 for nodes without backward"""
+    weight_grad_s: Floats
+    """[size, node]: the same"""
     work: Floats
     """[node]: forward and backward at the middle size"""
     weight: Floats
     """[node]: the share of all work, or a quarter of the share of all weights if that is larger:
     weights only matter where they are too large for a device"""
 
+    @property
+    def busy_s(self) -> Floats:
+        """[size, node]: forward and backward"""
+        total: Floats = self.forward_s + self.input_grad_s + self.weight_grad_s
+        return total
+
 
 def measure_times(problem: Problem) -> MeanTimes:
     """Times of the mean device, by size and node."""
-    shares = _share_types(problem)
-    backward = (problem.input_grad_s + problem.weight_grad_s) * problem.needs_backward
-    forward_s = numpy.einsum("t,tsn->sn", shares, problem.forward_s)
-    backward_s = numpy.einsum("t,tsn->sn", shares, backward)
+    shares, trains = _share_types(problem), problem.needs_backward
+    forward_s, input_grad_s, weight_grad_s = (
+        numpy.einsum("t,tsn->sn", shares, array)
+        for array in (
+            problem.forward_s,
+            problem.input_grad_s * trains,
+            problem.weight_grad_s * trains,
+        )
+    )
     middle = len(problem.sample_sizes) // 2
-    work = forward_s[middle] + backward_s[middle]
+    work = (forward_s + input_grad_s + weight_grad_s)[middle]
     share_of_weights = problem.trained_elements / max(1, problem.trained_elements.sum())
     weight = numpy.maximum(work / max(1e-30, work.sum()), share_of_weights / 4)
-    return MeanTimes(forward_s, backward_s, work, weight)
+    return MeanTimes(forward_s, input_grad_s, weight_grad_s, work, weight)
 
 
 def _share_types(problem: Problem) -> Floats:
