@@ -223,7 +223,8 @@ def solve_load(job: Job, problem: Any) -> PartsAnswer:
     from graphplan.partition import ilp
     from tools.maxload import cbc, default, downset
 
-    options: dict[str, Any] = {"time_limit_s": job.time_limit_s, "seed": job.seed}
+    limit = "effort" if job.solver == "ilp" else "time_limit_s"
+    options: dict[str, Any] = {limit: job.time_limit_s, "seed": job.seed}
     modules: dict[str, Any] = {"auto": default, "downset": downset, "ilp": ilp, "ilp-cbc": cbc}
     answer: PartsAnswer = modules[job.solver].solve_maxload(problem, **options)
     return answer

@@ -7,8 +7,6 @@ size and width, and the judged step time decides between the results.
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
 from collections.abc import Generator, Iterator, Sequence
 
 from graphplan.cost.model import CostModel
@@ -16,8 +14,8 @@ from graphplan.errors import NoFeasiblePlan, SearchLimit
 from graphplan.nouns.problem import Problem
 from graphplan.partition.assemble import Draft, Part
 from graphplan.partition.dag.fold import Groups
+from graphplan.partition.equal import cut_evenly
 from graphplan.partition.maxload.contract import contract_maxload
-from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import (
     bound_load,
     explain_parts,
@@ -26,7 +24,6 @@ from graphplan.partition.maxload.loads import (
 )
 from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.program import (
-    LoadProgram,
     choose_unit,
     read_parts,
     write_ladder,
@@ -49,15 +46,20 @@ def propose(cost: CostModel, wish: Wish) -> Proposals:
     """Pipelines of equally replicated stages with the smallest bottleneck."""
     quick: list[tuple[float, int, _Shape]] = []
     for shape in _list_shapes(cost.problem):
-        chain = find_incumbent(shape.load)
-        parts = None if chain is None else shape.make_parts(chain.parts)
-        step_s = math.inf if parts is None else (yield from offer_parts(cost, parts))
+        step_s = yield from offer_parts(cost, shape.make_parts(cut_by_work(shape.load)))
         quick.append((step_s, len(quick), shape))
     shapes = [shape for _, _, shape in sorted(quick, key=lambda each: each[:2])]
     num_proven = 0
     for shape in [each for each in shapes if each.load.num_parts > 1][:NUM_SOLVED]:
         num_proven += yield from _offer_optimum(cost, wish, shape)
     return f"bottleneck proven optimal for {num_proven} shapes"
+
+
+def cut_by_work(problem: MaxLoad) -> Parts:
+    """Parts of about equal work along the order of the ops: a quick cut."""
+    count = min(problem.num_parts, problem.num_ops)
+    ranges = cut_evenly([op.seconds for op in problem.ops], count)
+    return [tuple(range(first, last)) for first, last in ranges]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,69 +102,49 @@ def _offer_optimum(
     """Whether the bottleneck was proven optimal."""
     effort = SOLVER_EFFORT * wish.effort
     try:
-        answer = solve_maxload(shape.load, time_limit_s=math.inf, seed=wish.seed, effort=effort)
+        answer = solve_maxload(shape.load, seed=wish.seed, effort=effort)
     except (NoFeasiblePlan, SearchLimit):
         return False
     yield from offer_parts(cost, shape.make_parts(answer.parts))
     return answer.proven
 
 
-def solve_maxload(
-    problem: MaxLoad,
-    *,
-    time_limit_s: float = 10.0,
-    seed: int = 0,
-    effort: float | None = None,
-) -> PartsAnswer:
-    """The optimum, or the best cut and bound within the time limit, or the effort."""
+def solve_maxload(problem: MaxLoad, *, seed: int = 0, effort: float = 10.0) -> PartsAnswer:
+    """The optimum, or the best cut and bound within so many deterministic seconds of CP-SAT."""
     small, groups = contract_maxload(problem)
-    answer = solve_contracted(small, time_limit_s=time_limit_s, seed=seed, effort=effort)
-    return restore_answer(problem, groups, answer)
+    return restore_answer(problem, groups, solve_contracted(small, seed=seed, effort=effort))
 
 
 def solve_contracted(
-    problem: MaxLoad,
-    *,
-    time_limit_s: float = math.inf,
-    seed: int = 0,
-    hint: Parts | None = None,
-    effort: float | None = None,
+    problem: MaxLoad, *, seed: int = 0, effort: float, hint: Parts | None = None
 ) -> PartsAnswer:
-    """The same without looking for ops that can be contracted; `hint` is a cut to start from.
-
-    `effort` limits CP-SAT's deterministic seconds, so that the clock does not decide.
-    """
-    start = time.perf_counter()
-    bound_s = bound_load(problem)
+    """The same without looking for ops that can be contracted; `hint` is a cut to start from."""
     if problem.num_parts == 1:
         return _answer_whole(problem)
-    if hint is None:
-        chain = find_incumbent(problem, seed=seed)
-        hint = chain.parts if chain is not None else None
-    program = write_program(problem, unit_s=choose_unit(bound_s))
-    end = start + time_limit_s
-    return _solve_cpsat(problem, program, bound_s, end, hint, seed, effort)
+    quick = cut_by_work(problem)
+    known = [hint] if hint is not None else [quick] if _fits(problem, quick) else []
+    return _solve_cpsat(problem, known, seed=seed, effort=effort)
+
+
+def _fits(problem: MaxLoad, parts: Parts) -> bool:
+    limit = problem.memory_bytes
+    return limit is None or all(sum(problem.ops[v].bytes for v in p) <= limit for p in parts)
 
 
 def _answer_whole(problem: MaxLoad) -> PartsAnswer:
-    limit = problem.memory_bytes
-    if limit is not None and sum(op.bytes for op in problem.ops) > limit:
-        raise explain_parts(problem)
     everything = [tuple(range(problem.num_ops))]
+    if not _fits(problem, everything):
+        raise explain_parts(problem)
     return make_parts_answer(problem, everything, solver="ilp", bound_s=0.0, proven=True)
 
 
 def _solve_cpsat(
-    problem: MaxLoad,
-    program: LoadProgram,
-    bound_s: float,
-    end: float,
-    hint: Parts | None,
-    seed: int,
-    effort: float | None,
+    problem: MaxLoad, known: Sequence[Parts], *, seed: int, effort: float
 ) -> PartsAnswer:
     from ortools.sat.python import cp_model
 
+    bound_s = bound_load(problem)
+    program = write_program(problem, unit_s=choose_unit(bound_s))
     model = cp_model.CpModel()
     variables = [model.new_bool_var("") for _ in range(program.num_variables)]
     highest = round(2 * sum(op.seconds for op in problem.ops) / program.unit_s)
@@ -175,53 +157,34 @@ def _solve_cpsat(
         )
         model.add(total <= row.limit + load if row.is_load else total <= row.limit)
     model.minimize(load)
-    if hint is not None:
+    for hint in known:
         for variable, value in zip(variables, write_ladder(problem, hint), strict=False):
             model.add_hint(variable, value)
     solver = cp_model.CpSolver()
-    time_limit_s = _measure_left(end)
-    solver.parameters.max_time_in_seconds = time_limit_s
-    if effort is not None:
-        solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_deterministic_time = effort
     solver.parameters.random_seed = seed
     # One worker is deterministic, and on these programs no slower than several.
     solver.parameters.num_workers = 1
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         raise explain_parts(problem)
-    found = None
+    found = list(known)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         ladder = [bool(solver.value(v)) for v in variables[: program.num_ladder]]
-        found = read_parts(problem, ladder)
+        found.append(read_parts(problem, ladder))
+    if not found:
+        raise SearchLimit(
+            f"No cut of {problem.name!r} was found with an effort of {effort:g}.",
+            remedy="Use more effort, or the down-set search.",
+        )
+    # The program's own value is rounded, so that it is measured again.
+    cuts = [[part for part in parts if part] for parts in found]
+    best = min(cuts, key=lambda parts: max(measure_load(problem, part) for part in parts))
     proven_s = (solver.best_objective_bound - program.rounding) * program.unit_s
-    return _conclude(
+    return make_parts_answer(
         problem,
-        [found, hint],
+        best,
+        solver="ilp",
         bound_s=max(bound_s, proven_s),
         proven=status == cp_model.OPTIMAL,
-        time_limit_s=time_limit_s,
     )
-
-
-def _measure_left(end: float) -> float:
-    """Seconds until then, a little less, as solvers look at the clock now and then only."""
-    return max(0.1, 0.95 * (end - time.perf_counter()))
-
-
-def _conclude(
-    problem: MaxLoad,
-    candidates: Sequence[Parts | None],
-    *,
-    bound_s: float,
-    proven: bool,
-    time_limit_s: float,
-) -> PartsAnswer:
-    """The best of what was found; the program's own value is rounded, so it is measured again."""
-    known = [[part for part in parts if part] for parts in candidates if parts is not None]
-    if not known:
-        raise SearchLimit(
-            f"No cut of {problem.name!r} was found in {time_limit_s:.1f} s.",
-            remedy="Give it more time, or use the down-set search.",
-        )
-    best = min(known, key=lambda parts: max(measure_load(problem, part) for part in parts))
-    return make_parts_answer(problem, best, solver="ilp", bound_s=bound_s, proven=proven)

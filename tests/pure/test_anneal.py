@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphplan.partition.maxload.anneal import Annealer
-from graphplan.partition.maxload.cover import Chain
-from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import make_parts_answer, measure_load
 from graphplan.partition.maxload.maxload import MaxLoad
 from tests.pure.maxloads import brute_force, make_maxload, maxloads
 from tools.families import RECIPES, describe_gnmt, describe_nasnet, pose_load
+from tools.maxload.anneal import Annealer
+from tools.maxload.cover import Chain
 from tools.maxload.default import solve_maxload
 from tools.maxload.downset import solve_maxload as solve_exactly
+from tools.maxload.incumbent import find_incumbent
 from tools.maxload.referee import check_parts
 from tools.maxload.wide import improve_widely
 

@@ -15,16 +15,15 @@ from graphplan.errors import NoFeasiblePlan, SearchLimit
 from graphplan.partition import ilp
 from graphplan.partition.dag.downsets import enumerate_downsets, list_members, list_prefixes
 from graphplan.partition.dag.linear import list_orders, make_blocks
-from graphplan.partition.maxload import cover
 from graphplan.partition.maxload.contract import contract_maxload
-from graphplan.partition.maxload.cover import Family, find_chain
-from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import bound_load, measure_load
 from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.shrink import shrink_maxload
 from tests.pure.maxloads import brute_force, make_maxload, maxloads, weigh_cut
-from tools.maxload import cbc, default, downset
+from tools.maxload import cbc, cover, default, downset
 from tools.maxload.corridor import improve_chain
+from tools.maxload.cover import Family, find_chain
+from tools.maxload.incumbent import find_incumbent
 from tools.maxload.referee import check_parts
 from tools.workloads.workload import MaxLoadWorkload, pose_maxload, read_workload
 

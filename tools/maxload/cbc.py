@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from graphplan.errors import SearchLimit
 from graphplan.partition.maxload.contract import contract_maxload
-from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import (
     bound_load,
     explain_parts,
@@ -14,6 +13,7 @@ from graphplan.partition.maxload.loads import (
 from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.program import choose_unit, read_parts, write_program
 from graphplan.partition.maxload.shrink import restore_answer
+from tools.maxload.incumbent import find_incumbent
 
 
 def solve_maxload(problem: MaxLoad, *, time_limit_s: float = 10.0, seed: int = 0) -> PartsAnswer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphplan.partition.maxload.cover import Chain, Family, open_search
+from tools.maxload.cover import Chain, Family, open_search
 
 PATIENCE = 64
 """Down-sets between two looks at the clock."""

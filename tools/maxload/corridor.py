@@ -13,9 +13,9 @@ import numpy
 from numpy.typing import NDArray
 
 from graphplan.nouns.problem import Floats
-from graphplan.partition.maxload.cover import Chain, Family
 from graphplan.partition.maxload.maxload import MaxLoad
 from tools.maxload.clock import IsLate, OutOfTime, find_in_time
+from tools.maxload.cover import Chain, Family
 from tools.maxload.prove import NO_BETTER
 
 MAX_DOWNSETS = 1500

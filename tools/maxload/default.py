@@ -17,13 +17,13 @@ from graphplan.errors import SearchLimit
 from graphplan.partition.dag.downsets import enumerate_downsets
 from graphplan.partition.ilp import solve_contracted as solve_program
 from graphplan.partition.maxload.contract import contract_maxload
-from graphplan.partition.maxload.cover import Chain, Family
-from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import bound_load, explain_parts, make_parts_answer
 from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.shrink import restore_answer, shrink_maxload
 from tools.maxload.clock import IsLate
 from tools.maxload.corridor import improve_chain
+from tools.maxload.cover import Chain, Family
+from tools.maxload.incumbent import find_incumbent
 from tools.maxload.prove import SMALL, prove_optimum
 from tools.maxload.wide import improve_widely
 
@@ -104,7 +104,7 @@ def _finish_with_program(
     if hint is not None and (left_s < LEAST_PROGRAM_S or size > LARGEST_PROGRAM):
         return make_parts_answer(problem, hint, solver="auto", bound_s=bound_s, proven=False)
     try:
-        answer = solve_program(problem, time_limit_s=max(left_s, 0.2), seed=seed, hint=hint)
+        answer = solve_program(problem, effort=max(left_s, 0.2), seed=seed, hint=hint)
     except SearchLimit:
         if hint is None:
             raise

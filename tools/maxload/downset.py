@@ -7,12 +7,12 @@ import time
 from graphplan.errors import SearchLimit
 from graphplan.partition.dag.downsets import enumerate_downsets
 from graphplan.partition.maxload.contract import contract_maxload
-from graphplan.partition.maxload.cover import Family
-from graphplan.partition.maxload.incumbent import find_incumbent
 from graphplan.partition.maxload.loads import bound_load, explain_parts, make_parts_answer
 from graphplan.partition.maxload.maxload import MaxLoad, PartsAnswer
 from graphplan.partition.maxload.shrink import restore_answer
 from tools.maxload.corridor import improve_chain
+from tools.maxload.cover import Family
+from tools.maxload.incumbent import find_incumbent
 from tools.maxload.prove import SMALL, prove_optimum
 
 MAX_DOWNSETS = 400_000

@@ -11,8 +11,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from graphplan.partition.maxload.cover import Chain, Family
 from tools.maxload.clock import IsLate, OutOfTime, find_in_time
+from tools.maxload.cover import Chain, Family
 
 STEPS = (1 / 32, 1 / 8, 1 / 2)
 """Where between bound and best value the targets lie; the last one is the best value itself."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from graphplan.partition.maxload.anneal import Annealer
-from graphplan.partition.maxload.cover import Chain
 from graphplan.partition.maxload.maxload import MaxLoad
+from tools.maxload.anneal import Annealer
 from tools.maxload.clock import IsLate
 from tools.maxload.corridor import improve_chain, search_family
+from tools.maxload.cover import Chain
 
 NUM_STARTS = 24
 """Coolings, at most."""

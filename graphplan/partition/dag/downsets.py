@@ -8,12 +8,9 @@ exactly once if it grows only by nodes above its highest one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from graphplan.nouns.dag import Neighbours
-
-PATIENCE = 4096
-"""Down-sets between two looks at the clock."""
 
 
 def enumerate_downsets(
@@ -21,9 +18,8 @@ def enumerate_downsets(
     successors: Neighbours,
     *,
     limit: int,
-    is_late: Callable[[], bool] = lambda: False,
 ) -> list[int] | None:
-    """All down-sets, the empty one first; None when there are more than `limit`, or it is late."""
+    """All down-sets, the empty one first; None when there are more than `limit`."""
     needed = [sum(1 << u for u in before) for before in predecessors]
     start = [v for v, before in enumerate(predecessors) if not before]
     found = [0]
@@ -33,7 +29,7 @@ def enumerate_downsets(
         for place, node in enumerate(ready):
             grown = members | 1 << node
             found.append(grown)
-            if len(found) > limit or (len(found) % PATIENCE == 0 and is_late()):
+            if len(found) > limit:
                 return None
             fresh = [u for u in successors[node] if needed[u] & ~grown == 0]
             stack.append((grown, sorted([*ready[place + 1 :], *fresh])))

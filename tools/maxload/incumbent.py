@@ -10,8 +10,8 @@ import numpy
 
 from graphplan.partition.dag.downsets import list_prefixes
 from graphplan.partition.dag.linear import list_orders, make_blocks
-from graphplan.partition.maxload.cover import Chain, Family, find_chain
 from graphplan.partition.maxload.maxload import MaxLoad
+from tools.maxload.cover import Chain, Family, find_chain
 
 NUM_RANDOM = 3
 QUICK_PREFIXES, MAX_PREFIXES = 100, 400

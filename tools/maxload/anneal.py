@@ -15,8 +15,8 @@ import numpy
 
 from graphplan.jit import compile_loop
 from graphplan.nouns.problem import Floats, Ints
-from graphplan.partition.maxload.cover import NEVER, Chain
 from graphplan.partition.maxload.maxload import MaxLoad
+from tools.maxload.cover import NEVER, Chain
 
 HOT, COLD = 1.0, 0.003
 """Temperatures of a run; the energy of an even cut is about the number of parts."""
