@@ -149,15 +149,15 @@ def make_instance(
     per_device: int,
 ) -> Instance:
     """Prices drawn from the instance's own name, so that the suite never changes."""
-    dice = random.Random(f"{shape}/{count}/{times}/{messages}")
+    rng = random.Random(f"{shape}/{count}/{times}/{messages}")
     num_devices = num // per_device
     stages = []
     for s in range(num):
         forward = inputs = weights = 1.0
         if times != "balanced":
-            forward = dice.randint(50, 150) / 100
-            inputs = round(forward * dice.randint(80, 120) / 100, 4)
-            weights = round(forward * dice.randint(80, 120) / 100, 4)
+            forward = rng.randint(50, 150) / 100
+            inputs = round(forward * rng.randint(80, 120) / 100, 4)
+            weights = round(forward * rng.randint(80, 120) / 100, 4)
         stages.append(
             StagePrice(
                 devices=(s % num_devices,),

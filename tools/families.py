@@ -27,13 +27,13 @@ class _Drawn:
 
     def __init__(self, name: str, seed: int) -> None:
         self.recipe = Recipe(name)
-        self.words = random.Random(f"{name} {seed}")
+        self.rng = random.Random(f"{name} {seed}")
 
     def add(self, name: str, inputs: list[int], *, scale: float = 1.0) -> int:
         """A layer of about 4 million weights, and of 1 billion FLOPs and 1 MB a sample."""
-        flops = scale * 1e9 * self.words.lognormvariate(0.0, 0.6)
-        out = max(1, int(scale * 2.5e5 * self.words.lognormvariate(0.0, 0.6)))
-        weights = int(scale * 4e6 * self.words.lognormvariate(0.0, 0.8))
+        flops = scale * 1e9 * self.rng.lognormvariate(0.0, 0.6)
+        out = max(1, int(scale * 2.5e5 * self.rng.lognormvariate(0.0, 0.6)))
+        weights = int(scale * 4e6 * self.rng.lognormvariate(0.0, 0.8))
         return self.recipe.add(
             name, sorted(set(inputs)), flops=flops, out=out, weights=weights, kept=out
         )
@@ -49,7 +49,7 @@ def describe_nasnet(*, cells: int = 9, seed: int = 0) -> Recipe:
         unread = set()
         for b in range(5):
             pair = [
-                drawn.add(f"cell{c}.{b}.{side}", [drawn.words.choice(inside)])
+                drawn.add(f"cell{c}.{b}.{side}", [drawn.rng.choice(inside)])
                 for side in ("left", "right")
             ]
             inside.append(drawn.add(f"cell{c}.{b}.add", pair, scale=0.05))
@@ -77,10 +77,10 @@ def describe_layered(*, width: int = 8, depth: int = 20, seed: int = 0) -> Recip
     drawn = _Drawn(f"layered-{width}x{depth}-{seed}", seed)
     rows = [[drawn.add(f"row0.{i}", []) for i in range(width)]]
     for r in range(1, depth):
-        near = rows[-1] + (drawn.words.sample(rows[-2], 2) if r > 1 else [])
+        near = rows[-1] + (drawn.rng.sample(rows[-2], 2) if r > 1 else [])
         rows.append(
             [
-                drawn.add(f"row{r}.{i}", drawn.words.sample(near, drawn.words.randint(1, 3)))
+                drawn.add(f"row{r}.{i}", drawn.rng.sample(near, drawn.rng.randint(1, 3)))
                 for i in range(width)
             ]
         )

@@ -265,13 +265,13 @@ def calibrate_elsewhere(name: str, case: Case) -> Any:
 
 def cut_randomly(captured: Captured, options: argparse.Namespace) -> list[tuple[str, ...]]:
     """Stages of several random cuts of the order of the ops, results of one op kept together."""
-    source = random.Random(options.seed)
+    rng = random.Random(options.seed)
     names = [op.name for op in captured.graph.ops]
     places = [i for i in range(1, len(names)) if captured.graph.ops[i - 1].output is not None
               and captured.graph.ops[i].kind != "getitem"]  # fmt: skip
     stages = []
     for _ in range(options.cuts):
-        chosen = sorted(source.sample(places, min(len(places), options.num_stages - 1)))
+        chosen = sorted(rng.sample(places, min(len(places), options.num_stages - 1)))
         bounds = [0, *chosen, len(names)]
         stages += [tuple(names[a:b]) for a, b in itertools.pairwise(bounds)]
     return stages

@@ -80,8 +80,8 @@ def measure_speed(learned: LearnedCosts) -> None:
 
 def make_graph(num_ops: int, *, seed: int) -> OpGraph:
     """A chain of products, norms, activations and sums, no two of the same size."""
-    source = random.Random(seed)
-    widths = [source.randint(64, 4096) for _ in range(num_ops // 4)]
+    rng = random.Random(seed)
+    widths = [rng.randint(64, 4096) for _ in range(num_ops // 4)]
     ops: list[Op] = []
     weights: list[Weight] = []
     value, width = "x", 512

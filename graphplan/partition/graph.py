@@ -19,8 +19,8 @@ from graphplan.partition.improve import improve_drafts
 from graphplan.partition.proposal import Proposals, Wish
 from graphplan.partition.trees.candidates import CandidateSearch
 
-MAX_ITEMS = 64
-"""Items of a chain in the dynamic program."""
+LEAST_ITEMS, ITEMS_PER_DEVICE, MOST_ITEMS = 64, 4, 256
+"""Items of a chain in the dynamic program: several for every stage that there may be."""
 MAX_SETTINGS = 10
 """Micro-batch sizes and device units that it tries."""
 NUM_JUDGED = 12
@@ -38,8 +38,12 @@ def propose_trees(
     cost: CostModel, wish: Wish
 ) -> Generator[Draft | None, float, tuple[list[Draft], str]]:
     """The drafts of the dynamic program, those that were judged first, best of them on top."""
+    wanted = ITEMS_PER_DEVICE * len(cost.problem.cluster.devices)
     search = CandidateSearch(
-        cost, Appraiser(cost), max_items=MAX_ITEMS, max_settings=wish.scale(MAX_SETTINGS)
+        cost,
+        Appraiser(cost),
+        max_items=min(max(LEAST_ITEMS, wanted), MOST_ITEMS),
+        max_settings=wish.scale(MAX_SETTINGS),
     )
     found: dict[frozenset[Part], tuple[float, Draft]] = {}
     for step_s, draft in search.run():

@@ -6,6 +6,7 @@ so that whoever reads it may stop between any two of them and still has the best
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
@@ -106,9 +107,16 @@ class Contest:
         )
 
     def ask(self, planner: str) -> Iterator[None]:
-        """Let a planner propose until it has nothing more to say."""
+        """Let a planner propose until it has nothing more to say.
+
+        Only a planner that the user named spends the user's effort. What is asked besides has
+        amounts of its own: moves then start from the same drafts whatever the effort, and more
+        rounds of them only add to what fewer find.
+        """
         if planner not in self.shortlist_by_planner:
-            proposals = propose_drafts(self.cost, planner, self.wish)
+            named = planner == self.options.planner
+            wish = self.wish if named else dataclasses.replace(self.wish, effort=1.0)
+            proposals = propose_drafts(self.cost, planner, wish)
             yield from self.drive(planner, proposals, whole=True)
 
     def drive(self, name: str, proposals: Proposals, *, whole: bool = False) -> Iterator[None]:

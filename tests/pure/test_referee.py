@@ -304,12 +304,12 @@ def test_lowered_schedules_are_legal(case: tuple[PricedStages, Program]) -> None
 
 def shuffle_lines(plan: Plan, seed: int) -> Plan:
     """The plan with a few instructions moved about at random."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     lines = [line.split() for line in plan.program]
-    for _ in range(dice.randint(1, 2)):
-        line = dice.choice(lines)
-        i = dice.randrange(len(line))
-        line.insert(i + dice.choice([-2, -1, 1, 2]), line.pop(i))
+    for _ in range(rng.randint(1, 2)):
+        line = rng.choice(lines)
+        i = rng.randrange(len(line))
+        line.insert(i + rng.choice([-2, -1, 1, 2]), line.pop(i))
     return replace(plan, program=tuple(map(" ".join, lines)))
 
 
@@ -339,29 +339,29 @@ ODD_VALUES: dict[type, list[Any]] = {
 }
 
 
-def corrupt(value: Any, dice: random.Random) -> Any:
+def corrupt(value: Any, rng: random.Random) -> Any:
     """A JSON value with something inside changed, repeated, left out or turned."""
     if isinstance(value, dict) and value:
-        key = dice.choice(sorted(value))
-        return {**value, key: corrupt(value[key], dice)}
+        key = rng.choice(sorted(value))
+        return {**value, key: corrupt(value[key], rng)}
     if isinstance(value, list | tuple) and value:
-        i = dice.randrange(len(value))
-        deed = dice.random()
+        i = rng.randrange(len(value))
+        deed = rng.random()
         if deed < 0.8:
-            return [*value[:i], corrupt(value[i], dice), *value[i + 1 :]]
-        return [[*value[:i], *value[i + 1 :]], [*value, value[i]], value[::-1]][dice.randrange(3)]
-    return dice.choice(ODD_VALUES.get(type(value), [0, "", [], {}]))
+            return [*value[:i], corrupt(value[i], rng), *value[i + 1 :]]
+        return [[*value[:i], *value[i + 1 :]], [*value, value[i]], value[::-1]][rng.randrange(3)]
+    return rng.choice(ODD_VALUES.get(type(value), [0, "", [], {}]))
 
 
 def corrupt_plans(plan: Plan, num: int) -> Iterator[Plan]:
     """Plans that msgspec still accepts after one to three corruptions."""
     plain = msgspec.to_builtins(plan)
     for seed in range(num):
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         changed = dict(plain)
-        for _ in range(dice.randint(1, 3)):
-            part = dice.choice(["model", "cluster", "stages", "policy", "prices", "program"])
-            changed[part] = corrupt(changed[part], dice)
+        for _ in range(rng.randint(1, 3)):
+            part = rng.choice(["model", "cluster", "stages", "policy", "prices", "program"])
+            changed[part] = corrupt(changed[part], rng)
         try:
             yield msgspec.json.decode(msgspec.json.encode(changed), type=Plan)
         except (msgspec.DecodeError, OverflowError):

@@ -33,11 +33,11 @@ def merge_inseparable(graph: OpGraph) -> networkx.DiGraph:
 
 def random_cut(graph: OpGraph, num_stages: int, seed: int) -> dict[str, int]:
     """A random topological order, cut at random places, with the stages renumbered."""
-    choose = random.Random(seed)
+    rng = random.Random(seed)
     merged = merge_inseparable(graph)
-    key = {node: choose.random() for node in merged}
-    ends = sorted(choose.choices(range(len(merged) + 1), k=num_stages - 1))
-    return _cut_order(merged, key, ends, choose.sample(range(num_stages), num_stages))
+    key = {node: rng.random() for node in merged}
+    ends = sorted(rng.choices(range(len(merged) + 1), k=num_stages - 1))
+    return _cut_order(merged, key, ends, rng.sample(range(num_stages), num_stages))
 
 
 def chain_cut(graph: OpGraph, num_stages: int) -> dict[str, int]:

@@ -28,11 +28,11 @@ def reduce_modules(order: Order) -> tuple[list[Module], Pairs]:
 
 class _Contraction:
     def __init__(self, order: Order) -> None:
-        words = random.Random(0)
+        rng = random.Random(0)
         count = order.num_nodes
         self.before: list[set[int]] = [set(each) for each in order.predecessors()]
         self.after: list[set[int]] = [set(each) for each in order.successors()]
-        self.word = [words.getrandbits(64) for _ in range(count)]
+        self.word = [rng.getrandbits(64) for _ in range(count)]
         self.hash_before = [self._hash(each) for each in self.before]
         self.hash_after = [self._hash(each) for each in self.after]
         self.module: dict[int, Module] = {v: ("leaf", v) for v in range(count)}

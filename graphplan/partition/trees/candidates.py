@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -20,8 +21,12 @@ from graphplan.partition.trees.settings import Prospect, list_prospects
 from graphplan.partition.trees.shape import Shape, build_shape
 from graphplan.partition.trees.treesearch import TreeSearch
 
-LIMITS = (1.02, 1.1, 1.25, 1.6, 2.4)
+LIMITS = (1.1, 1.25, 1.6, 2.4)
 """Limits on the cycle, relative to the shortest that the units suffice for."""
+CLOSE = 1.03
+"""Ratio of two limits between which no further one is tried."""
+LOOSEST_GAIN = 1.13
+"""What a draft may gain at most over the limit that it keeps: the busiest stage may be faster."""
 
 
 class CandidateSearch:
@@ -59,21 +64,39 @@ class CandidateSearch:
         return [self.shape, *(bundle_shape(self.shape, count) for count in counts)]
 
     def _try_limits(self, search: TreeSearch, prospect: Prospect) -> Iterator[tuple[float, Draft]]:
-        """From the second limit up until a draft is found; then the next one and the tightest."""
+        """The least limit with a draft, from below: 1.1, 1.25 and so on, then halfway between the
+        last without and the first with one; and once the limit above, for shallower pipelines.
+
+        The limits are relative to a cycle without recomputation or uneven cuts: where memory asks
+        for these, the least one that can be kept lies anywhere between two of them.
+        """
         rest = (prospect.setting.num_micro_batches - 1) * prospect.cycle_s
-        found_at = None
-        for place in (1, 2, 3, 4, 0):
-            if place == 0 and found_at != 1:
-                return
-            if found_at is not None and place > found_at + 1:
+
+        def try_limit(limit: float) -> list[Part] | None:
+            if rest * limit / LOOSEST_GAIN + prospect.path_s > self.best_s:
+                return None
+            return search.search(prospect.cycle_s * limit)
+
+        low = 1.0
+        for place, limit in enumerate(LIMITS):
+            parts = try_limit(limit)
+            if parts is None:
+                low = limit
                 continue
-            least_s = rest * LIMITS[max(0, place - 1)] + prospect.path_s
-            if least_s > self.best_s:
-                continue
-            parts = search.search(prospect.cycle_s * LIMITS[place])
-            if parts is not None:
-                found_at = place if found_at is None else found_at
+            yield from self._appraise(place_in_order(parts))
+            high = limit
+            while high > low * CLOSE:
+                middle = math.sqrt(low * high)
+                parts = try_limit(middle)
+                if parts is None:
+                    low = middle
+                else:
+                    high = middle
+                    yield from self._appraise(place_in_order(parts))
+            above = LIMITS[place + 1] if place + 1 < len(LIMITS) else None
+            if above is not None and (parts := try_limit(above)) is not None:
                 yield from self._appraise(place_in_order(parts))
+            return
 
     def _appraise(self, parts: Sequence[Part]) -> Iterator[tuple[float, Draft]]:
         for draft in self._make_drafts(parts):
