@@ -16,17 +16,28 @@ sink: the fewest with which free communication is never waited for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 
 from graphplan.nouns.problem import Floats
 
+Number = Any
+"""A number, or an array of them."""
+
+
+def need_samples(unit: Number, after: Number, unit_after: Number) -> Number:
+    """Samples that one successor asks for, before they are rounded up; 0 and 0 for none.
+
+    For numbers and for arrays, and compiled with the loops that call it.
+    """
+    slack = numpy.maximum(unit - unit_after, 0) * (unit_after > 0)
+    return after + numpy.maximum(unit, unit_after) + slack
+
 
 def step_in_flight(unit: int, after: Floats, units_after: Floats) -> Floats:
     """Samples in flight at a stage for many possible successors; 0 and 0 for none."""
-    slack = numpy.where(units_after > 0, numpy.maximum(unit - units_after, 0), 0)
-    need = after + numpy.maximum(unit, units_after) + slack
-    rounded: Floats = numpy.ceil(need / unit) * unit
+    rounded: Floats = numpy.ceil(need_samples(unit, after, units_after) / unit) * unit
     return rounded
 
 
@@ -43,7 +54,7 @@ def count_in_flight(
     for x in range(len(units) - 1, -1, -1):
         need = unit = units[x]
         for j in returning[x]:
-            need = max(need, found[j] + max(unit, units[j]) + max(0, unit - units[j]))
+            need = max(need, int(need_samples(unit, found[j], units[j])))
         for j in feeding[x] if feeding is not None else ():
             need = max(need, found[j])
         found[x] = -(-need // unit) * unit

@@ -21,6 +21,13 @@ from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.problem import Problem, Save, Tie
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.estimate import (
+    BACKWARD,
+    CLOSING,
+    FORWARD,
+    RETURNING,
+    sum_messages,
+)
 from graphplan.partition.pipelines.family import list_all_cuts, sample_cuts
 from tests.pure.problems import make_cluster, make_problem_by_hand
 from tests.pure.questions import CHAIN, problems
@@ -196,12 +203,18 @@ def test_appraised_times_are_those_of_the_priced_stages(
         for p, nodes in enumerate(halves)
     ]
     appraiser = Appraiser(cost, relaxed=True)
-    prices = [appraiser.price(part) for part in parts]
-    times = appraiser._time_parts(parts, prices, appraiser._sum_messages(parts))
+    edges, amounts = sum_messages(
+        numpy.array([0] * cut + [1] * (problem.num_nodes - cut)),
+        numpy.array([problem.size_index[2]] * 2),
+        appraiser._flows,
+        appraiser._flow_bytes,
+    )
+    seconds = numpy.array([appraiser._row(part)[1] for part in parts]).T.copy()
+    appraiser._add_others(parts, seconds, edges, amounts)
     priced = cost.price_stages(assemble_stages(cost.problem, parts))
-    for own, price in zip(times, priced.stages, strict=True):
-        assert own.forward_s == pytest.approx(price.forward_s)
+    for own, price in zip(seconds.T, priced.stages, strict=True):
+        assert own[FORWARD] == pytest.approx(price.forward_s)
         if price.needs_backward:
-            assert own.backward_s == pytest.approx(price.backward_s)
-            assert own.returning_s == pytest.approx(price.input_grad_s)
-            assert own.closing_s == pytest.approx(price.reduce_s + price.update_s)
+            assert own[BACKWARD] == pytest.approx(price.backward_s)
+            assert own[RETURNING] == pytest.approx(price.input_grad_s)
+            assert own[CLOSING] == pytest.approx(price.reduce_s + price.update_s)

@@ -1,8 +1,9 @@
-"""Appraiser: prices of parts and the ways between them, for quick estimates of drafts.
+"""Appraiser: what a draft is worth at a glance, for local searches that look at very many.
 
 Parts are priced by the cost model. What depends on other parts is added here as `price_stages` adds
 it: reductions of weights that several parts hold, and what messages take from the tasks at both
-ends. Messages are those of a whole transfer, alone on its channels.
+ends. Messages are those of a whole transfer, alone on its channels. The estimate itself is compiled
+(estimate.py); here its arrays are made, from prices and ways that are remembered.
 """
 
 from __future__ import annotations
@@ -15,15 +16,43 @@ import numpy
 from graphplan.cost.model import CostModel
 from graphplan.cost.rows import share_rows
 from graphplan.nouns.prices import StagePrice
+from graphplan.nouns.problem import Floats, Ints
 from graphplan.partition.assemble import Part
 from graphplan.partition.drafts.estimate import (
-    Appraisal,
-    Devices,
-    Estimate,
-    Messages,
-    PartTimes,
+    BACKWARD,
+    CLOSING,
+    FORWARD,
+    RETURNING,
+    estimate_step,
     sort_parts,
+    sum_messages,
 )
+
+Devices = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Appraisal:
+    """What a draft is worth; parts are named by their positions."""
+
+    step_s: float
+    excess_bytes: int
+    """What is missing on the devices that are too small, 0 when everything fits."""
+    period_s: float
+    """Of one sample."""
+    busiest: tuple[int, ...]
+    """Parts on the busiest devices."""
+    critical: tuple[int, ...]
+    """Parts on the longest way, from the source on."""
+    crowded: tuple[int, ...]
+    """Parts on devices that are too small."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Smaller is better: what fits first."""
+        if self.excess_bytes:
+            return True, float(self.excess_bytes)
+        return False, self.step_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,27 +86,77 @@ class Appraiser:
 
     def __init__(self, cost: CostModel, *, relaxed: bool = False) -> None:
         self.cost, self.problem, self.relaxed = cost, cost.problem, relaxed
-        self._flows = [flow for flow in self.problem.flows if flow.owner is not None]
-        ends = [(i, flow.owner, r) for i, flow in enumerate(self._flows) for r in flow.readers]
-        self._ends = numpy.array(ends, dtype=numpy.int64).reshape(-1, 3).T
-        self._has_hosts = any(
-            link.host_s or link.host_s_per_byte for link in self.problem.cluster.links
+        flows = [flow for flow in self.problem.flows if flow.owner is not None]
+        num_readers = [len(flow.readers) for flow in flows]
+        self._flows = (
+            numpy.array([flow.owner for flow in flows], dtype=numpy.int64),
+            numpy.concatenate([[0], numpy.cumsum(num_readers)]).astype(numpy.int64),
+            numpy.array([r for flow in flows for r in flow.readers], dtype=numpy.int64),
+            numpy.array([flow.needs_grad for flow in flows], dtype=numpy.bool_),
         )
+        num_sizes = len(self.problem.sample_sizes)
+        sizes = numpy.array([flow.bytes_by_size for flow in flows], dtype=numpy.int64)
+        self._flow_bytes = sizes.reshape(len(flows), num_sizes)
+        links = self.problem.cluster.links
+        self._has_hosts = any(link.host_s or link.host_s_per_byte for link in links)
+        self._rows: dict[Part, tuple[Ints, tuple[float, ...], tuple[float, ...], bool]] = {}
         self._ways: dict[tuple[Devices, Devices], Way] = {}
         self._room: dict[Devices, int] = {}
 
     def appraise(self, parts: Sequence[Part]) -> Appraisal | None:
         """The estimate for a draft, None when its parts wait for each other."""
-        messages = self._sum_messages(parts)
-        after: list[list[int]] = [[] for _ in parts]
-        for src, dst in messages.forward:
-            after[src].append(dst)
-        order = sort_parts(len(parts), after)
-        if order is None:
+        problem, rows = self.problem, [self._row(part) for part in parts]
+        part_of = numpy.zeros(problem.num_nodes, dtype=numpy.int64)
+        for p, row in enumerate(rows):
+            part_of[row[0]] = p
+        size = numpy.array([part.micro_batch_size for part in parts], dtype=numpy.int64)
+        size_of = numpy.array([problem.size_index[part.micro_batch_size] for part in parts])
+        edges, amounts = sum_messages(part_of, size_of, self._flows, self._flow_bytes)
+        order = sort_parts(len(parts), edges)
+        if len(order) < len(parts):
             return None
-        prices = [self.price(part) for part in parts]
-        times = self._time_parts(parts, prices, messages)
-        return Estimate(self, parts, prices, times, messages, after, order).make()
+        number: dict[Devices, int] = {}
+        group = numpy.array([number.setdefault(part.devices, len(number)) for part in parts])
+        seconds = numpy.array([row[1] for row in rows]).T.copy()
+        self._add_others(parts, seconds, edges, amounts)
+        ways = self._list_ways(parts, edges)
+        batch = problem.training.batch_size
+        step_s, period_s, busiest, worst, sources, missing = estimate_step(
+            batch,
+            self.relaxed,
+            order,
+            (size, group, numpy.array([row[3] for row in rows])),
+            seconds,
+            numpy.array([row[2] for row in rows]).T.copy(),
+            numpy.array([self.room(devices) for devices in number], dtype=float),
+            (edges, amounts[1] >= 0.0, _time_messages(ways, amounts)),
+        )
+        step_s += batch * max(0.0, _measure_channels(parts, ways, edges, amounts) - period_s)
+        critical = [worst]
+        while (source := int(sources[critical[-1]])) >= 0:
+            critical.append(source)
+        return Appraisal(
+            step_s=step_s,
+            excess_bytes=int(missing[missing > 0].sum()),
+            period_s=period_s,
+            busiest=tuple(numpy.flatnonzero(group == busiest).tolist()),
+            critical=tuple(critical[::-1]),
+            crowded=tuple(numpy.flatnonzero(missing[group] > 0).tolist()),
+        )
+
+    def _row(self, part: Part) -> tuple[Ints, tuple[float, ...], tuple[float, ...], bool]:
+        """Nodes, seconds and bytes of a part by itself, and whether it trains."""
+        if part not in self._rows:
+            price = self.price(part)
+            returning_s = price.input_grad_s if self.relaxed else price.backward_s
+            weights_s = price.weight_grad_s if self.relaxed else 0.0
+            trains = price.needs_backward
+            closing_s = (price.reduce_s + price.update_s) * trains
+            seconds = (price.forward_s, price.backward_s, returning_s, weights_s, closing_s)
+            memory = (price.fixed_bytes, price.saved_bytes, price.workspace_bytes)
+            nodes = numpy.array(part.nodes, dtype=numpy.int64)
+            self._rows[part] = (nodes, seconds, tuple(map(float, memory)), trains)
+        return self._rows[part]
 
     def price(self, part: Part) -> StagePrice:
         """Seconds and bytes of a part by itself."""
@@ -98,72 +177,48 @@ class Appraiser:
             self._room[devices] = min(all_devices[device].memory_bytes for device in devices)
         return self._room[devices]
 
-    def _time_parts(
-        self, parts: Sequence[Part], prices: Sequence[StagePrice], messages: Messages
-    ) -> list[PartTimes]:
-        """Seconds of the parts among each other."""
-        closing = [price.reduce_s + price.update_s for price in prices]
+    def _add_others(
+        self, parts: Sequence[Part], seconds: Floats, edges: Ints, amounts: Floats
+    ) -> None:
+        """Add what depends on other parts to the seconds of each."""
         for tie in self.problem.ties:
             inside = set(tie.readers)
             holders = [p for p, part in enumerate(parts) if not inside.isdisjoint(part.nodes)]
             devices = sorted({device for p in holders for device in parts[p].devices})
             reduce_s = self.cost.reduce_time(devices, tie.trained_elements)
             for p in holders:
-                closing[p] += reduce_s
-        ahead, back = self._time_ends(parts, messages)
-        found = []
-        for p, price in enumerate(prices):
-            trains = price.needs_backward
-            backward_s = price.backward_s + back[p]
-            found.append(
-                PartTimes(
-                    forward_s=price.forward_s + ahead[p],
-                    backward_s=backward_s,
-                    returning_s=price.input_grad_s + back[p] if self.relaxed else backward_s,
-                    weights_s=price.weight_grad_s if self.relaxed else 0.0,
-                    closing_s=closing[p] if trains else 0.0,
-                )
-            )
-        return found
+                seconds[CLOSING, p] += reduce_s * self._row(parts[p])[3]
+        if not self._has_hosts:
+            return
+        for (src, dst), (ahead, back) in zip(edges.T.tolist(), amounts.T.tolist(), strict=True):
+            self._add_ends(parts, seconds, (src, dst), ahead, (FORWARD,))
+            if back >= 0:
+                self._add_ends(parts, seconds, (dst, src), back, (BACKWARD, RETURNING))
 
-    def _time_ends(
-        self, parts: Sequence[Part], messages: Messages
-    ) -> tuple[list[float], list[float]]:
-        """What messages take from forwards and from backwards."""
-        ahead, back = [0.0] * len(parts), [0.0] * len(parts)
-        if self._has_hosts:
-            for taken, sums in ((ahead, messages.forward), (back, messages.backward)):
-                for (src, dst), num_bytes in sums.items():
-                    way = self.way(parts[src].devices, parts[dst].devices)
-                    sender_s, receiver_s = way.time_ends(num_bytes)
-                    taken[src] += sender_s
-                    # A larger micro-batch takes several of the sender's messages.
-                    tasks = parts[dst].micro_batch_size / parts[src].micro_batch_size
-                    taken[dst] += tasks * receiver_s
-        return ahead, back
+    def _add_ends(
+        self,
+        parts: Sequence[Part],
+        seconds: Floats,
+        ends: tuple[int, int],
+        num_bytes: float,
+        rows: tuple[int, ...],
+    ) -> None:
+        """Add what messages take from the tasks of their sender and of their receiver."""
+        src, dst = ends
+        sender_s, receiver_s = self.way(parts[src].devices, parts[dst].devices).time_ends(num_bytes)
+        # A larger micro-batch takes several of the sender's messages.
+        tasks = parts[dst].micro_batch_size / parts[src].micro_batch_size
+        for row in rows:
+            seconds[row, src] += sender_s
+            seconds[row, dst] += tasks * receiver_s
 
-    def _sum_messages(self, parts: Sequence[Part]) -> Messages:
-        """Bytes of one micro-batch of the sender, forward and backward, by (sender, receiver)."""
-        part_of = numpy.zeros(self.problem.num_nodes, dtype=numpy.int64)
-        for p, part in enumerate(parts):
-            part_of[list(part.nodes)] = p
-        size_of = [self.problem.size_index[part.micro_batch_size] for part in parts]
-        flows, owners, readers = self._ends
-        sources, targets = part_of[owners], part_of[readers]
-        crossing = (sources != targets).nonzero()[0]
-        # A tensor goes to a part once, however many of its nodes read it.
-        codes = (flows[crossing] * len(parts) + sources[crossing]) * len(parts) + targets[crossing]
-        forward: dict[tuple[int, int], float] = {}
-        backward: dict[tuple[int, int], float] = {}
-        for code in numpy.unique(codes).tolist():
-            (i, src), dst = divmod(code // len(parts), len(parts)), code % len(parts)
-            flow = self._flows[i]
-            sent = flow.bytes_by_size[size_of[src]]
-            forward[src, dst] = forward.get((src, dst), 0.0) + sent
-            if flow.needs_grad:
-                returned = flow.bytes_by_size[size_of[dst]]
-                backward[dst, src] = backward.get((dst, src), 0.0) + returned
-        return Messages(forward, backward)
+    def _list_ways(self, parts: Sequence[Part], edges: Ints) -> list[tuple[Way, Way]]:
+        """The ways of every edge, there and back."""
+        devices = [part.devices for part in parts]
+        return [
+            (self.way(devices[src], devices[dst]), self.way(devices[dst], devices[src]))
+            for src, dst in edges.T.tolist()
+        ]
 
     def _measure_way(self, src: Devices, dst: Devices) -> Way:
         cluster = self.problem.cluster
@@ -185,3 +240,25 @@ class Appraiser:
         taken_by = [frozenset((each[0], each[1]) for each in by.values()) for by in ends]
         longest = max(busy.values(), default=0.0)
         return Way(latency_s, longest, tuple(busy.items()), (taken_by[0], taken_by[1]))
+
+
+def _time_messages(ways: Sequence[tuple[Way, Way]], amounts: Floats) -> Floats:
+    """[2, edge]: seconds until the last message has arrived, there and back."""
+    found = numpy.zeros(amounts.shape)
+    for e, both in enumerate(ways):
+        for direction, way in enumerate(both):
+            found[direction, e] = way.time_message(max(0.0, amounts[direction, e]))
+    return found
+
+
+def _measure_channels(
+    parts: Sequence[Part], ways: Sequence[tuple[Way, Way]], edges: Ints, amounts: Floats
+) -> float:
+    """Seconds of one sample on the busiest channel."""
+    busy: dict[str, float] = {}
+    for both, ends, sums in zip(ways, edges.T.tolist(), amounts.T.tolist(), strict=True):
+        for way, sender, num_bytes in zip(both, ends, sums, strict=True):
+            amount = max(0.0, num_bytes) / parts[sender].micro_batch_size
+            for channel, seconds in way.channels:
+                busy[channel] = busy.get(channel, 0.0) + amount * seconds
+    return max(busy.values(), default=0.0)

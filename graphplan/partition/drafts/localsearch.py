@@ -14,9 +14,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from graphplan.nouns.problem import Floats
 from graphplan.partition.assemble import Draft, Part
-from graphplan.partition.drafts.appraise import Appraiser
+from graphplan.partition.drafts.appraise import Appraisal, Appraiser
 from graphplan.partition.drafts.borders import pull_borders, ripple_borders, shift_borders
-from graphplan.partition.drafts.estimate import Appraisal
 from graphplan.partition.drafts.redeploy import (
     change_micro_batches,
     drop_replicas,

@@ -11,8 +11,7 @@ import numpy
 
 from graphplan.nouns.problem import Floats, Problem
 from graphplan.partition.assemble import Draft, Part
-from graphplan.partition.drafts.appraise import Appraiser
-from graphplan.partition.drafts.estimate import Appraisal
+from graphplan.partition.drafts.appraise import Appraisal, Appraiser
 
 
 class Scene:
