@@ -24,6 +24,7 @@ PLANNERS: dict[str, str] = {
     "ilp": "graphplan.partition.ilp",
     "graphpipe": "graphplan.partition.graphpipe",
     "towers": "graphplan.partition.towers",
+    "tree": "graphplan.partition.tree",
     "graph": "graphplan.partition.graph",
 }
 """Module of each planner by its name."""

@@ -1,30 +1,15 @@
 """The `graph` planner: any DAG, stages in any grouping, improved by moves.
 
-1. The graph is folded and decomposed; a dynamic program over the modules proposes drafts for the
-   most promising micro-batch sizes and device units (candidates.py, treesearch.py).
-2. A local search climbs from the best of them (improve.py). Whoever knows other drafts, as `auto`
-   does, lets it climb from those, too.
+Drafts of the dynamic program (tree.py), and a local search that climbs from the best of them
+(improve.py). `auto` lets it climb from the drafts of other planners, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from graphplan.cost.model import CostModel
-from graphplan.partition.assemble import Draft, Part
-from graphplan.partition.dag.decompose import find_primes
-from graphplan.partition.drafts.appraise import Appraiser
-from graphplan.partition.drafts.localsearch import canonical
 from graphplan.partition.improve import improve_drafts
 from graphplan.partition.proposal import Proposals, Wish
-from graphplan.partition.trees.candidates import CandidateSearch
-
-LEAST_ITEMS, ITEMS_PER_DEVICE, MOST_ITEMS = 64, 4, 256
-"""Items of a chain in the dynamic program: several for every stage that there may be."""
-MAX_SETTINGS = 10
-"""Micro-batch sizes and device units that it tries."""
-NUM_JUDGED = 12
-"""Of its drafts are proposed, and the best one of every micro-batch size."""
+from graphplan.partition.tree import propose_trees
 
 
 def propose(cost: CostModel, wish: Wish) -> Proposals:
@@ -32,32 +17,3 @@ def propose(cost: CostModel, wish: Wish) -> Proposals:
     found, note = yield from propose_trees(cost, wish)
     yield from improve_drafts(cost, wish, found)
     return note
-
-
-def propose_trees(
-    cost: CostModel, wish: Wish
-) -> Generator[Draft | None, float, tuple[list[Draft], str]]:
-    """The drafts of the dynamic program, those that were judged first, best of them on top."""
-    wanted = ITEMS_PER_DEVICE * len(cost.problem.cluster.devices)
-    search = CandidateSearch(
-        cost,
-        Appraiser(cost),
-        max_items=min(max(LEAST_ITEMS, wanted), MOST_ITEMS),
-        max_settings=wish.scale(MAX_SETTINGS),
-    )
-    found: dict[frozenset[Part], tuple[float, Draft]] = {}
-    for step_s, draft in search.run():
-        found.setdefault(canonical(draft), (step_s, draft))
-        yield None
-    ranked = [draft for _, draft in sorted(found.values(), key=lambda each: each[0])]
-    first_by_size: dict[int, Draft] = {}
-    for draft in ranked:
-        first_by_size.setdefault(draft[0].micro_batch_size, draft)
-    chosen = dict.fromkeys((*ranked[: wish.scale(NUM_JUDGED)], *first_by_size.values()))
-    judged: dict[Draft, float] = {}
-    for draft in chosen:
-        judged[draft] = yield draft
-    primes = len(find_primes(search.tree))
-    best = sorted(judged, key=lambda draft: judged[draft])
-    drafts = list(dict.fromkeys([*best, *ranked]))
-    return drafts, f"{primes} prime modules" if primes else "series-parallel"

@@ -43,14 +43,14 @@ DATA_PARALLEL, LINEAR, SEQUENTIAL = "data-parallel", "linear", "sequential"
 """Baselines. The last one's stages run one after another: no plan of ours can be it, as a plan runs
 with its true dependencies only."""
 LINEAR_PLANNERS = ("chain", "equal")
-STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "graphpipe", "towers")
-"""Planners whose drafts auto starts from, besides those of `graph`."""
+STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "towers", "tree")
+"""Planners whose drafts auto starts from."""
 IMPROVED = "improved"
 """What auto calls its own proposals."""
 NUM_STARTS = 6
 """Best drafts of each planner from which moves start."""
 MAX_STARTER_NODES = 2000
-"""Nodes above which data parallelism and equal splits are the only other starts."""
+"""Nodes above which `chain` and `towers` are left out."""
 FINAL_EFFORT, WINNER_EFFORT, RIVAL_EFFORT = 0.1, 0.25, 0.1
 """Efforts of the schedules of every finalist, of the best two once more, and of each baseline."""
 OFFER_EFFORT, MAX_OFFER_TASKS = 0.1, 4_000
@@ -156,11 +156,10 @@ class PlanSearch:
         if auto:
             for planner in self._list_starters():
                 yield from self._watch("proposals", 0.3, 0.4, self.contest.ask(planner))
-            yield from self._watch("improving", 0.4, 0.5, self.contest.ask("graph"))
             lists = list(self.contest.shortlist_by_planner.values())
             starts = pick_starts(lists, count=NUM_STARTS)
             better = improve_drafts(self.cost, self.contest.wish, starts)
-            yield from self._watch("improving", 0.5, 0.8, self.contest.drive(IMPROVED, better))
+            yield from self._watch("improving", 0.4, 0.8, self.contest.drive(IMPROVED, better))
         else:
             yield from self._watch("proposals", 0.3, 0.8, self.contest.ask(options.planner))
         yield from self._watch("improving", 0.8, 0.82, self._simplify())
@@ -199,7 +198,7 @@ class PlanSearch:
 
     def _list_starters(self) -> tuple[str, ...]:
         if self.cost.problem.num_nodes > MAX_STARTER_NODES:
-            return DATA_PARALLEL, "equal"
+            return DATA_PARALLEL, "equal", "tree"
         return STARTERS
 
     def _merge(self) -> Shortlist:
