@@ -37,6 +37,7 @@ def compile_loop(function: Callable[..., Any]) -> Loop:
     return Loop(function)
 
 
+@functools.cache
 def _compile(function: FunctionType) -> Callable[..., Any]:
     import numba
 

@@ -30,7 +30,7 @@ from graphplan.errors import GraphplanError
 from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
 from graphplan.planner.contest import Contest, run_through
-from graphplan.planner.judge import evaluate_stages
+from graphplan.planner.judge import judge_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import PlanSearch, read_search
@@ -178,7 +178,7 @@ class Bottleneck:
 def measure_bottleneck(cost: CostModel, stages: StageGraph) -> float:
     """Seconds of a batch on the busiest stage or transfer, warm-up and drain left out; infinity
     where 1F1B does not fit."""
-    if evaluate_stages(cost, stages, objective="memory") == math.inf:
+    if judge_stages(cost, stages, objective="memory") == math.inf:
         return math.inf
     priced = cost.price_stages(stages)
     busy = [

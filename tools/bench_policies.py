@@ -33,7 +33,7 @@ from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.timeline import Timeline
-from graphplan.planner.loads import measure_period
+from graphplan.planner.loads import measure_load
 from graphplan.planner.streaming import predict_stream
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.steady import plan_steady
@@ -116,9 +116,9 @@ def measure_plan(
     facts = json.loads(done.stdout)
     count = plan.prices.num_micro_batches(0)
     step_s, least_s = statistics.median(facts["step_s"][2:]), min(facts["step_s"][2:])
-    ideal_s = count * measure_period(plan.prices, count)
+    ideal_s = count * measure_load(plan.prices, count)
     if not plan.policy.is_synchronous:
-        ideal_s = count * measure_period(plan.prices, plan.policy.accumulate)
+        ideal_s = count * measure_load(plan.prices, plan.policy.accumulate)
     row = {
         "policy": plan.policy.name,
         "micro_batches": count,

@@ -36,7 +36,7 @@ from graphplan.partition.drafts.localsearch import (
 from graphplan.partition.drafts.scene import is_legal_draft
 from graphplan.partition.proposal import Proposals, Wish
 
-NUM_ROUNDS = 6
+NUM_ROUNDS = 4
 """Rounds for an effort of 1."""
 NUM_CLIMBED = 6
 """Drafts that an appraised search climbs from."""

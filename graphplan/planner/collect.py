@@ -31,17 +31,12 @@ from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import plan_stream, predict_stream
 from graphplan.referee import check_plan
 from graphplan.report.labels import label_stages
-from graphplan.schedule.auto import FIXED, build_schedule, count_dispatches
-from graphplan.schedule.evaluate import evaluate_schedule
-from graphplan.schedule.lower import lower_schedule
-from graphplan.schedule.pool import TOLERANCE
-from graphplan.schedule.queued import measure_queued
-from graphplan.schedule.rehearse import build_rehearsed
-from graphplan.simulate import predict_step
+from graphplan.schedule.auto import build_schedule, count_dispatches
+from graphplan.schedule.greedy import build_rehearsed
+from graphplan.schedule.lower import lower_fully, lower_schedule
+from graphplan.simulate import predict_script
 
 FLUSH = WeightPolicy()
-MAX_SIMULATED_TASKS = 20_000
-"""Tasks of a schedule up to which several are simulated."""
 QUICK_PASSES = 12
 """Passes over all tasks that a search of the schedule takes at least."""
 
@@ -90,50 +85,26 @@ def schedule_prices(
     effort: float = 10.0,
     seed: int = 0,
 ) -> Scheduled:
-    """The named schedule lowered and simulated; auto is the best in simulated step time.
+    """The named schedule lowered and simulated.
 
-    The search of auto lets messages pass each other. Where they have to wait in the simulation, the
-    orders that take no search and the best rehearsed one compete with its answer once more. Where
-    the effort is small for so many tasks, the best rehearsed order is all there is.
+    Where the effort is small for so many tasks, the best quick order is all there is of auto.
     """
     num_passes = count_dispatches(priced, allow_split=True, effort=effort)
     if schedule == "auto" and num_passes < QUICK_PASSES:
         with suppress(InvalidOption, NoFeasiblePlan):
             return _simulate_schedule(priced, policy, build_rehearsed(priced))
     found = build_schedule(priced, name=schedule, effort=effort, seed=seed)
-    first = _simulate_schedule(priced, policy, found.schedule)
-    waits = first.prediction.step_s > found.step_s * (1 + TOLERANCE)
-    num_tasks = sum(map(len, found.schedule.tasks_by_device))
-    if schedule != "auto" or not waits or num_tasks > MAX_SIMULATED_TASKS:
-        return first
-    rival = _find_rival(priced)
-    if rival is None or rival == found.schedule:
-        return first
-    second = _simulate_schedule(priced, policy, rival)
-    return min(first, second, key=lambda each: each.prediction.step_s)
-
-
-def _find_rival(priced: PricedStages) -> Schedule | None:
-    """Of the orders that take little search, the best one that fits when messages queue."""
-    rivals: list[tuple[float, int, Schedule]] = []
-    for build in (build_rehearsed, *FIXED.values()):
-        with suppress(InvalidOption, NoFeasiblePlan):
-            schedule = build(priced)
-            rivals.append((measure_queued(priced, schedule), len(rivals), schedule))
-    for _, _, schedule in sorted(rivals):
-        if evaluate_schedule(priced, schedule).fits:
-            return schedule
-    return None
+    return _simulate_schedule(priced, policy, found.schedule)
 
 
 def _simulate_schedule(priced: PricedStages, policy: WeightPolicy, schedule: Schedule) -> Scheduled:
-    program = lower_schedule(priced, schedule, policy)
+    lowered = lower_fully(priced, schedule, policy)
     return Scheduled(
         priced=priced,
         policy=policy,
         schedule=schedule.name,
-        program=program,
-        prediction=predict_step(priced, program),
+        program=lowered.program,
+        prediction=predict_script(priced, lowered.script, lowered.tasks),
     )
 
 

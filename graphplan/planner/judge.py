@@ -1,16 +1,19 @@
 """The judge: what a stage graph is worth under the user's options, for every planner alike.
 
-Where orders are searched for, a draft is worth what the best of a few quick list schedules makes of
-it, with messages that queue (schedule/rehearse.py); else what its 1F1B order takes. Memory is
-checked in both. Under an asynchronous policy it is the steady state that counts (streaming.py).
+A draft is worth what the player makes of it: its orders are lowered to a program, and that is
+played with messages that queue (schedule/lower.py, play/player.py), as the simulator does. Where
+orders are searched for, it is the best of a few quick list schedules (schedule/greedy.py); else
+the order of the schedule that was asked for. Memory is checked in all of them. Under an
+asynchronous policy it is the steady state that counts (streaming.py).
 
-Batches of many micro-batches are cut to a few more than the pipeline is deep, and again to a few
-more than those: the difference says what every further micro-batch adds, at least the time of the
-busiest device or channel. The plan itself is simulated in full.
+Batches with very many tasks are cut to a few micro-batches more than the pipeline is deep, and
+again to a few more than those: the difference says what every further micro-batch adds, at least
+the time of the busiest device or channel. The plan itself is played in full.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -19,31 +22,21 @@ from graphplan.cost.model import CostModel
 from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
+from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.stages import StageGraph
-from graphplan.planner.loads import measure_channels
+from graphplan.planner.loads import measure_busiest, measure_channels
 from graphplan.planner.options import DEFAULTS, SearchOptions
 from graphplan.planner.sequential import chain_stages
 from graphplan.planner.streaming import judge_stream
-from graphplan.schedule.auto import count_tasks
-from graphplan.schedule.evaluate import evaluate_schedule
-from graphplan.schedule.interleaved import build_interleaved
-from graphplan.schedule.onefoneb import build_1f1b
-from graphplan.schedule.queued import has_contention, measure_queued
-from graphplan.schedule.quick import is_plain, measure_1f1b
-from graphplan.schedule.rehearse import rehearse_orders
+from graphplan.schedule.auto import FIXED, count_tasks
+from graphplan.schedule.evaluate import Evaluation, evaluate_schedule
+from graphplan.schedule.greedy import rehearse_orders
 from graphplan.schedule.shop import make_shop
 
-Window = tuple[int, int]
+WINDOW = (8, 24)
 """Further micro-batches between which the pace of a pipeline in full swing is measured."""
-WINDOWS: tuple[Window, Window] = ((0, 6), (8, 24))
-"""With one stage on a device, and with several, whose turns take longer to settle."""
-REHEARSED: Window = (8, 20)
-"""The same for rehearsals of batches with too many tasks."""
-MAX_REHEARSED_TASKS = 4_000
-"""Tasks up to which a whole batch is rehearsed: no more than two shorter ones have."""
-SEARCHED = ("auto", "list", "cpsat")
-"""Schedules that are searched for, so that a rehearsal says more than 1F1B does."""
-
+MAX_PLAYED_TASKS = 20_000
+"""Tasks up to which a whole batch is played."""
 ONE_STAGE = ("1f1b", "kfkb")
 """Schedules that order one stage on a device only."""
 
@@ -69,7 +62,7 @@ class Judge:
         self.cost, self.options, self.sequential = cost, options, sequential
         self.policy = options.make_policy()
         self.is_step = options.objective == "throughput" and self.policy.name == "flush"
-        self.searched = self.is_step and options.schedule in SEARCHED
+        self.searched = self.is_step and options.schedule not in FIXED
         self._known: dict[StageGraph, float] = {}
 
     def judge(self, stages: StageGraph) -> float:
@@ -88,43 +81,24 @@ class Judge:
             return float("inf")
         if self.options.schedule in ONE_STAGE and not has_own_devices(stages):
             return float("inf")
-        if self.searched:
-            return rehearse_stages(self.cost, stages, sequential=self.sequential)
-        return evaluate_stages(
+        return judge_stages(
             self.cost,
             stages,
+            schedule=self.options.schedule,
             policy=self.policy if self.policy.is_synchronous else None,
             objective=self.options.objective,
             sequential=self.sequential,
         )
 
 
-def rehearse_stages(cost: CostModel, stages: StageGraph, *, sequential: bool = False) -> float:
-    """Step seconds of the best of a few quick orders; infinity when a device cannot hold it."""
-    priced = cost.price_stages(stages)
-    if sequential:
-        priced = chain_stages(priced)
-    if not fits_once(priced):
-        return float("inf")
-    if count_tasks(priced, allow_split=True) <= MAX_REHEARSED_TASKS:
-        return rehearse_orders(make_shop(priced)).step_s
-    near, far = (shorten_batch(priced, num_further=num) for num in REHEARSED)
-    step_s = rehearse_orders(make_shop(near)).step_s
-    left, further = priced.batch_size - near.batch_size, far.batch_size - near.batch_size
-    if left and step_s < float("inf"):
-        pace_s = (rehearse_orders(make_shop(far)).step_s - step_s) / further
-        step_s += left * max(pace_s, _measure_busiest(priced))
-    return max(step_s, priced.batch_size * measure_channels(priced))
-
-
-def evaluate_stages(
+def judge_stages(
     cost: CostModel,
     stages: StageGraph,
     *,
+    schedule: str = "auto",
     policy: WeightPolicy | None = None,
     objective: str = "throughput",
     sequential: bool = False,
-    windows: tuple[Window, Window] = WINDOWS,
 ) -> float:
     """Step seconds (or what the objective asks for); infinity when a device cannot hold it."""
     priced = cost.price_stages(stages, policy or WeightPolicy())
@@ -133,51 +107,54 @@ def evaluate_stages(
     if not fits_once(priced):
         return float("inf")
     if objective == "throughput":
-        step_s = _measure_batch(priced, windows[_shares_devices(priced)])
-        return max(step_s, priced.batch_size * measure_channels(priced))
-    peaks = _run_order(shorten_batch(priced, num_further=0))[1]
-    limits = priced.memory_bytes_by_device
-    if any(peak > limit for peak, limit in zip(peaks, limits, strict=True)):
+        return _judge_step(priced, schedule)
+    is_long = count_tasks(priced, allow_split=True) > MAX_PLAYED_TASKS
+    found = _play_plainly(shorten_batch(priced, num_further=0) if is_long else priced, schedule)
+    if not found.fits:
         return float("inf")
     if objective == "memory":
-        return max(peak / limit for peak, limit in zip(peaks, limits, strict=True))
+        limits = priced.memory_bytes_by_device
+        shares = zip(found.peak_bytes_by_device, limits, strict=True)
+        return max(peak / limit for peak, limit in shares)
     single = msgspec.structs.replace(priced, batch_size=_largest_micro_batch(priced))
-    return _run_order(single)[0]
+    return _play_plainly(single, schedule).step_s
 
 
-def _measure_batch(priced: PricedStages, window: Window) -> float:
-    """Step seconds of a shorter batch, and of what was left out at the pace of the window."""
-    near, far = (shorten_batch(priced, num_further=num) for num in window)
-    step_s = _measure_order(near)
-    left = priced.batch_size - near.batch_size
-    if not left or step_s == float("inf"):
-        return step_s
-    pace_s = (_measure_order(far) - step_s) / (far.batch_size - near.batch_size)
-    return step_s + left * max(pace_s, _measure_busiest(priced))
+def _judge_step(priced: PricedStages, schedule: str) -> float:
+    """Step seconds of the batch, or of a shorter one and of what was left out at its pace."""
+    play = partial(_play_step, schedule=schedule)
+    if count_tasks(priced, allow_split=True) <= MAX_PLAYED_TASKS:
+        return play(priced)
+    near, far = (shorten_batch(priced, num_further=num) for num in WINDOW)
+    step_s = play(near)
+    left, further = priced.batch_size - near.batch_size, far.batch_size - near.batch_size
+    if left and step_s < float("inf"):
+        pace_s = (play(far) - step_s) / further
+        step_s += left * max(pace_s, measure_busiest(priced))
+    return max(step_s, priced.batch_size * measure_channels(priced))
 
 
-def _measure_order(priced: PricedStages) -> float:
-    """Step seconds; infinity when a device cannot hold it."""
-    step_s, peaks = _run_order(priced)
-    limits = priced.memory_bytes_by_device
-    fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
-    return step_s if fits else float("inf")
+def _play_step(priced: PricedStages, *, schedule: str) -> float:
+    """Step seconds of the named order, or of the best quick one; infinity if it does not fit."""
+    if schedule in FIXED:
+        found = _play_plainly(priced, schedule)
+        return found.step_s if found.fits else float("inf")
+    best = rehearse_orders(make_shop(priced)).best
+    return float("inf") if best is None else best.value_s
 
 
-def _run_order(priced: PricedStages) -> tuple[float, tuple[int, ...]]:
-    """Step seconds and peak bytes; stages that share devices take turns in interleaved order."""
-    contended = has_contention(priced)
-    if is_plain(priced) and not contended:
-        return measure_1f1b(priced)
-    build = build_interleaved if _shares_devices(priced) else build_1f1b
-    schedule = build(priced)
-    found = evaluate_schedule(priced, schedule)
-    step_s = measure_queued(priced, schedule) if contended else found.step_s
-    return step_s, found.peak_bytes_by_device
+def _play_plainly(priced: PricedStages, schedule: str) -> Evaluation:
+    """The named order, where no search is asked for, or else the plain one."""
+    return evaluate_schedule(priced, order_plainly(priced, schedule))
 
 
-def _shares_devices(priced: PricedStages) -> bool:
-    return any(len(hosted) > 1 for hosted in priced.stages_by_device)
+def order_plainly(priced: PricedStages, schedule: str = "1f1b") -> Schedule:
+    """The named order; 1F1B for those that are searched for. Stages that share devices take turns
+    in interleaved order."""
+    name = schedule if schedule in FIXED else "1f1b"
+    if name == "1f1b" and any(len(hosted) > 1 for hosted in priced.stages_by_device):
+        name = "interleaved"
+    return FIXED[name](priced)
 
 
 def has_own_devices(stages: StageGraph) -> bool:
@@ -205,18 +182,6 @@ def shorten_batch(priced: PricedStages, *, num_further: int) -> PricedStages:
     depth = max(priced.heights) + 1
     kept = min(priced.batch_size, _largest_micro_batch(priced) * (depth + 4 + num_further))
     return msgspec.structs.replace(priced, batch_size=kept)
-
-
-def _measure_busiest(priced: PricedStages) -> float:
-    """Seconds of one sample on the busiest device."""
-    return max(
-        sum(_seconds_per_sample(priced, s) for s in hosted) for hosted in priced.stages_by_device
-    )
-
-
-def _seconds_per_sample(priced: PricedStages, s: int) -> float:
-    stage = priced.stages[s]
-    return (stage.forward_s + stage.backward_s) / stage.micro_batch_size
 
 
 def _largest_micro_batch(priced: PricedStages) -> int:

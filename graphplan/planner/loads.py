@@ -16,7 +16,17 @@ def measure_channels(priced: PricedStages) -> float:
     return max(busy.values(), default=0.0)
 
 
-def measure_period(priced: PricedStages, accumulate: int) -> float:
+def measure_busiest(priced: PricedStages) -> float:
+    """Seconds of one sample on the busiest device."""
+
+    def share(s: int) -> float:
+        stage = priced.stages[s]
+        return (stage.forward_s + stage.backward_s) / stage.micro_batch_size
+
+    return max(sum(map(share, hosted)) for hosted in priced.stages_by_device)
+
+
+def measure_load(priced: PricedStages, accumulate: int) -> float:
     """Seconds of one micro-batch on the busiest device, with its share of an update."""
     return max(
         sum(

@@ -43,7 +43,7 @@ DATA_PARALLEL, LINEAR, SEQUENTIAL = "data-parallel", "linear", "sequential"
 """Baselines. The last one's stages run one after another: no plan of ours can be it, as a plan runs
 with its true dependencies only."""
 LINEAR_PLANNERS = ("chain", "equal")
-STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "towers", "tree")
+STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "towers", "graph")
 """Planners whose drafts auto starts from."""
 IMPROVED = "improved"
 """What auto calls its own proposals."""
@@ -198,7 +198,7 @@ class PlanSearch:
 
     def _list_starters(self) -> tuple[str, ...]:
         if self.cost.problem.num_nodes > MAX_STARTER_NODES:
-            return DATA_PARALLEL, "equal", "tree"
+            return DATA_PARALLEL, "equal", "graph"
         return STARTERS
 
     def _merge(self) -> Shortlist:

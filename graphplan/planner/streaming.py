@@ -1,8 +1,9 @@
 """Streaming: stage graphs under the asynchronous weight policies, which never drain.
 
 Their step time is that of the steady state: what one more batch takes when batches follow one
-another. Inside a search it is the load of the busiest device or channel, with the memory of all
-weight versions and of w_s + 1 micro-batches in flight; the plan itself is simulated at two lengths.
+another, played at two lengths, with the memory of all weight versions and of w_s + 1 micro-batches
+in flight. Only where stages share devices, whose steady order takes a solver, a search goes by the
+load of the busiest device or channel, which that order nearly always meets.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, Schedule
 from graphplan.nouns.stages import StageGraph
-from graphplan.planner.loads import measure_channels, measure_period
+from graphplan.planner.loads import measure_channels, measure_load
 from graphplan.planner.options import SearchOptions
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.modulo import Period, repeat_period, solve_period
 from graphplan.schedule.shop import make_shop
-from graphplan.schedule.steady import make_policy, order_steady, plan_steady, read_warmups
+from graphplan.schedule.steady import (
+    make_policy,
+    measure_period,
+    order_steady,
+    plan_steady,
+    read_warmups,
+)
 from graphplan.simulate import predict_step
 
 ROUNDS = 3
@@ -59,8 +66,10 @@ def judge_stream(cost: CostModel, stages: StageGraph, options: SearchOptions) ->
         return math.inf
     if options.objective == "memory":
         return max(shares)
+    if not _is_shared(priced):
+        return count * measure_period(priced, policy.warmups, accumulate=policy.accumulate)
     return max(
-        count * measure_period(priced, policy.accumulate),
+        count * measure_load(priced, policy.accumulate),
         priced.batch_size * measure_channels(priced),
     )
 
@@ -129,7 +138,7 @@ def predict_stream(
         )
     num = max(1, -(-max(40, 4 * (max(policy.warmups) + 2)) // count))
     ends = [
-        predict_step(longer, lower_schedule(longer, order, policy)).step_s
+        evaluate_schedule(longer, order, policy).step_s
         for longer, order in (_lengthen(priced, policy, n, period) for n in (num, 2 * num))
     ]
     step_s = (ends[1] - ends[0]) / num

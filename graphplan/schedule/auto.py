@@ -20,16 +20,13 @@ from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.cpsat import improve_orders
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.gpipe import build_gpipe
-from graphplan.schedule.greedy import build_list, try_starts
+from graphplan.schedule.greedy import build_list, iterate_greedy, slim_best, try_starts
 from graphplan.schedule.interleaved import build_interleaved
-from graphplan.schedule.iterate import iterate_greedy
 from graphplan.schedule.kfkb import build_kfkb
 from graphplan.schedule.modulo import build_modulo, solve_period, unroll
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.pool import TOLERANCE, Objective, Pool
-from graphplan.schedule.queued import has_contention
 from graphplan.schedule.shop import make_shop, name_tasks, number_tasks
-from graphplan.schedule.slim import slim_best
 from graphplan.schedule.zerobubble import build_zero_bubble
 
 TASKS_PER_EFFORT = 100_000
@@ -44,7 +41,7 @@ MAX_SOLVER_TASKS = 3_000
 
 @dataclass(frozen=True)
 class ScheduleAnswer:
-    """A schedule with its own evaluation (no contention) and what no schedule can beat."""
+    """A schedule with what its program takes, and what no schedule can beat."""
 
     schedule: Schedule
     step_s: float
@@ -112,8 +109,7 @@ def build_schedule(
     pool = Pool(make_shop(priced), objective, bound_s)
     search_pool(pool, allow_split=allow_split, effort=effort, seed=seed)
     num = count_dispatches(priced, allow_split=allow_split, effort=effort)
-    # Where messages wait for each other, fewer micro-batches in flight may hide less of it.
-    if num >= LARGE_ENOUGH and not has_contention(priced):
+    if num >= LARGE_ENOUGH:
         slim_best(pool, allow_split=allow_split)
     return answer_best(pool, name=None if name == "auto" else name)
 
@@ -144,7 +140,8 @@ def answer_best(pool: Pool, *, name: str | None) -> ScheduleAnswer:
             "No schedule fits the memory of the devices.",
             remedy="Use smaller micro-batches, recompute activations, or cut more stages.",
         )
-    schedule = name_tasks(pool.shop, best.orders, split=best.split, name=name or best.name)
+    kinds = pool.shop.kinds_for(best.split)
+    schedule = name_tasks(pool.shop, best.orders, kinds, name=name or best.name)
     bound_s = min(pool.bound_s, best.value_s)
     return ScheduleAnswer(schedule, best.value_s, bound_s, proven=pool.is_optimal)
 
@@ -172,7 +169,7 @@ def improve_pool(
 ) -> Iterator[None]:
     """The steps of the search, each better and slower than the one before."""
     yield from offer_fixed(pool, allow_split=allow_split, num_dispatches=num_dispatches)
-    if solver_effort and len(pool.shop.stages_by_machine) < len(pool.shop.count_by_stage):
+    if solver_effort and pool.shop.is_shared:
         yield from offer_modulo(pool, allow_split=allow_split, effort=solver_effort, seed=seed)
     num_starts = max(LEAST_STARTS, num_dispatches // 2)
     rules = try_starts(pool, allow_split=allow_split, num_starts=num_starts)
@@ -193,9 +190,10 @@ def improve_pool(
 def offer_fixed(pool: Pool, *, allow_split: bool, num_dispatches: int) -> Iterator[None]:
     """Offer the schedules that take no search, where these stages permit them."""
     num = len(pool.shop.count_by_stage)
-    alone = len(pool.shop.stages_by_machine) == num
     for name, builder in FIXED.items():
-        if (name == "zero-bubble" and not allow_split) or (name == "interleaved" and alone):
+        if (name == "zero-bubble" and not allow_split) or (
+            name == "interleaved" and not pool.shop.is_shared
+        ):
             continue
         if name == "zero-bubble" and num_dispatches < LARGE_ENOUGH:
             builder = partial(build_zero_bubble, num_dispatches=1)
@@ -206,7 +204,7 @@ def offer_fixed(pool: Pool, *, allow_split: bool, num_dispatches: int) -> Iterat
         tasks = itertools.chain.from_iterable(schedule.tasks_by_device)
         halves = {task.stage for task in tasks if task.kind == "I"}
         split = tuple(stage in halves for stage in range(num))
-        pool.offer(number_tasks(pool.shop, schedule), split, name=name)
+        pool.offer(number_tasks(pool.shop, schedule)[0], split, name=name)
         yield
 
 

@@ -24,8 +24,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphplan.errors import NoFeasiblePlan
 from graphplan.nouns.prices import PricedStages, TransferPrice
+from graphplan.play.script import Floats
 from graphplan.schedule.shop import Shop, covering, make_shop
 
 
@@ -142,7 +145,7 @@ def measure_terms(shop: Shop, *, allow_split: bool) -> list[StageTerms]:
     """The terms of every stage."""
     priced = shop.priced
     num = len(priced.stages)
-    least = {ends: least_delay(priced.transfer_by_ends.get(ends)) for ends in shop.delay_by_ends}
+    least = measure_least(shop)
     gradient, rest = measure_backward(priced, allow_split=allow_split)
     heads = measure_heads(shop, least)
     tails = measure_tails(shop, least, gradient, rest)
@@ -234,6 +237,12 @@ def measure_trips(
     return trips
 
 
+def measure_least(shop: Shop) -> dict[tuple[int, int], float]:
+    """By the ends of a transfer: `least_delay`."""
+    known = shop.priced.transfer_by_ends
+    return {ends: least_delay(known.get(ends)) for ends in shop.delay_by_ends}
+
+
 def least_delay(transfer: TransferPrice | None) -> float:
     """Seconds until the first of the receiving devices may have all that it needs."""
     latest: dict[int, float] = {}
@@ -297,11 +306,10 @@ def measure_fill(shop: Shop, stage: int) -> float:
     if not price.needs_backward:
         return 0.0
     each = max(price.backward_s, price.input_grad_s + price.weight_grad_s)
-    best = 0.0
-    for in_flight in range(1, count_house(shop, stage) + 1):
+    in_flight = np.arange(1, count_house(shop, stage) + 1)
+    waiting = count - in_flight
+    if price.saved_for_weights_bytes:
         free = free_room(shop, stage) - in_flight * price.saved_bytes
-        waiting = count - in_flight
-        if price.saved_for_weights_bytes:
-            waiting = min(waiting, free // price.saved_for_weights_bytes)
-        best = max(best, (in_flight - 1) * each + waiting * price.weight_grad_s)
-    return best
+        waiting = np.minimum(waiting, free // price.saved_for_weights_bytes)
+    fill: Floats = (in_flight - 1) * each + waiting * price.weight_grad_s
+    return float(fill.max(initial=0.0))

@@ -20,9 +20,9 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from graphplan.schedule.bound import count_house, free_room
-from graphplan.schedule.evaluate import close_orders, durations_for, evaluate_orders
+from graphplan.schedule.dispatch import follow_orders
 from graphplan.schedule.pool import TOLERANCE, Candidate, Objective, Pool
-from graphplan.schedule.shop import F, G, Orders, Shop, U, W
+from graphplan.schedule.shop import F, G, Orders, Shop, U, W, join_orders
 
 MAX_TICKS: dict[Objective, int] = {"makespan": 10**9, "span": 10**4}
 """Ticks of the known step. A billion keep thousands of roundings below the tolerance of the pool;
@@ -52,8 +52,7 @@ def improve_orders(pool: Pool, *, allow_split: bool, effort: float, seed: int = 
 
 def choose_tick(shop: Shop, value_s: float, *, max_ticks: int) -> float:
     """The largest tick of which all seconds are multiples, or the smallest that is allowed."""
-    num = len(shop.count_by_stage)
-    durations = (*durations_for(shop, (False,) * num), *durations_for(shop, (True,) * num))
+    durations = (*shop.seconds[:, :4].ravel().tolist(), *shop.closing.tolist())
     seconds = sorted({*durations, *shop.delay_by_ends.values()})
     fractions = [Fraction(each).limit_denominator(MAX_DENOMINATOR) for each in seconds]
     scale = math.lcm(*(each.denominator for each in fractions))
@@ -141,10 +140,14 @@ class ShopModel:
     def add_arcs(self) -> None:
         """A task waits for its inputs, and for the one before it of its stage and kind."""
         shop = self.shop
+        feeds = shop.feeds
+        columns = (feeds.sender.tolist(), feeds.reader.tolist(), feeds.delay_s.tolist())
+        for sender, reader, delay in zip(*columns, strict=True):
+            if reader in self.slots:
+                end = self.slots[sender].end + self.ticks(delay)
+                self.model.add(self.slots[reader].start >= end)
         for task, slot in self.slots.items():
             stage, row, m = shop.place_of(task)
-            for needed, delay in shop.arcs_by_task[task]:
-                self.model.add(slot.start >= self.slots[needed].end + self.ticks(delay))
             if row == U:
                 last = shop.number_of(stage, W if self.may_split(stage) else G, m)
                 self.model.add(slot.start == self.slots[last].end)
@@ -158,9 +161,7 @@ class ShopModel:
         """A machine runs one task at a time."""
         intervals: list[list[Any]] = [[] for _ in self.shop.devices_by_machine]
         for task, slot in self.slots.items():
-            intervals[self.shop.machine_by_stage[self.shop.stage_by_task[task]]].append(
-                slot.interval
-            )
+            intervals[self.shop.machine_of[task]].append(slot.interval)
         for each in intervals:
             self.model.add_no_overlap(each)
 
@@ -252,21 +253,20 @@ class ShopModel:
         if objective == "span":
             firsts = [self.model.new_int_var(0, self.horizon, "") for _ in firsts]
         for task, slot in self.slots.items():
-            first = firsts[self.shop.machine_by_stage[self.shop.stage_by_task[task]]]
+            first = firsts[self.shop.machine_of[task]]
             self.model.add(value >= slot.end - first)
             if objective == "span":
                 self.model.add(first <= slot.start)
         self.model.minimize(value)
 
     def add_hint(self, hint: Candidate) -> None:
-        """Start from the known orders, run in ticks."""
-        shop = self.shop
-        sizes = [float(self.ticks(seconds)) for seconds in durations_for(shop, hint.split)]
-        run = evaluate_orders(shop, close_orders(shop, hint.orders), sizes)
-        assert run is not None
-        for task in run.sequence:
+        """Start from the known orders; what is rounded down still follows one another."""
+        followed = follow_orders(self.shop, hint.orders, self.shop.kinds_for(hint.split))
+        assert followed is not None
+        starts = followed.times.task_start.tolist()
+        for task in followed.times.sequence.tolist():
             if task in self.slots:
-                self.model.add_hint(self.slots[task].start, int(run.ends[task] - sizes[task]))
+                self.model.add_hint(self.slots[task].start, self.ticks(starts[task]))
         for stage, split in enumerate(self.split):
             if not isinstance(split, int):
                 self.model.add_hint(split, hint.split[stage])
@@ -283,4 +283,4 @@ class ShopModel:
             if row != U and (row != W or split[stage]):
                 key = solver.value(slot.start), solver.value(slot.end), task
                 timed[shop.machine_by_stage[stage]].append(key)
-        return [[task for _, _, task in sorted(each)] for each in timed], split
+        return join_orders([[task for _, _, task in sorted(each)] for each in timed]), split

@@ -1,20 +1,25 @@
-"""Dispatch: an event-driven list schedule; every free machine starts its most urgent ready task.
+"""Dispatch and follow: machines played with messages that never wait for one another.
 
-Micro-batches of a stage run in order within each kind. A forward starts only if the stage's
-in-flight limit and the device's memory allow it; it leaves room for the later stages of its device,
-so that a tight memory does not end in a deadlock. A machine may idle for a more urgent task whose
-inputs are on their way (`patience`). Ties are broken by task number, so that runs are reproducible.
-
-This is the inner loop of every search: state lies in plain lists by task, stage or machine.
+A dispatch is a list schedule: every free machine begins its most urgent ready task. To follow is to
+take the tasks in given orders. Both are the player's loop (play/player.py) on one script of the
+shop, in which a message is a delay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
-from graphplan.schedule.shop import F, G, Orders, Shop, W
+import numpy as np
+
+from graphplan.errors import InvalidOption
+from graphplan.nouns.policy import WeightPolicy
+from graphplan.nouns.prices import PricedStages
+from graphplan.play.player import Freedom, play_script
+from graphplan.play.script import BACKWARD, INPUT_GRAD, Floats, Ints, Script, Times, point_rows
+from graphplan.schedule.shop import G, Orders, Shop, U, W
+
+FLUSH = WeightPolicy(name="flush")
 
 
 @dataclass(frozen=True)
@@ -25,163 +30,198 @@ class Rules:
     """By stage: I and W in place of B."""
     limits: tuple[int, ...]
     """By stage: micro-batches between F and the end of B or I."""
-    priorities: Sequence[float]
+    priorities: Floats
     """By task number; the larger goes first."""
     patience: float = 0.0
     """Share of a ready task's time that a machine idles for a more urgent one."""
 
 
 @dataclass(frozen=True)
-class Dispatched:
-    """Orders that run and fit, and what they take."""
+class Followed:
+    """Orders with their updates, and when everything happens."""
 
     orders: Orders
-    ends: list[float]
-    """By task number."""
-    makespan_s: float
-    span_s: float
+    """As they were given."""
+    closed: Orders
+    """With their updates."""
+    times: Times
+
+    @property
+    def makespan_s(self) -> float:
+        """The end of the last task."""
+        return self.times.makespan_s
+
+    @property
+    def span_s(self) -> float:
+        """The longest time from a machine's first start to its last end."""
+        busy = np.flatnonzero(np.diff(self.closed.first))
+        tasks, first = self.closed.tasks, self.closed.first
+        ends = self.times.task_end[tasks[first[busy + 1] - 1]]
+        starts = self.times.task_start[tasks[first[busy]]]
+        return float((ends - starts).max(initial=0.0))
 
 
-def dispatch_tasks(shop: Shop, rules: Rules, durations: Sequence[float]) -> Dispatched | None:
+def dispatch_tasks(shop: Shop, rules: Rules) -> Followed | None:
     """Orders of all machines, or None if the tasks block one another for want of memory."""
-    return Dispatcher(shop, rules, durations).run()
+    script = write_delays(shop, shop.kinds_for(rules.split))
+    times = play_script(script, _make_freedom(shop, rules))
+    num_rows = count_rows(shop, rules.split)
+    if len(times.sequence) < int((num_rows * shop.count).sum() + (shop.closing > 0).sum()):
+        return None
+    machine = shop.machine_of[times.sequence]
+    tasks = times.sequence[np.argsort(machine, kind="stable")]
+    closed = Orders(point_rows(len(shop.devices_by_machine), machine), tasks)
+    inner = shop.row_of[tasks] != U
+    first = point_rows(len(shop.devices_by_machine), shop.machine_of[tasks[inner]])
+    return Followed(Orders(first, tasks[inner]), closed, times)
 
 
-class Dispatcher:
-    """The state of one dispatch."""
+def follow_orders(
+    shop: Shop,
+    orders: Orders,
+    kinds: Ints,
+    *,
+    policy: WeightPolicy = FLUSH,
+    durations: Floats | None = None,
+) -> Followed | None:
+    """Begin every task as early as its machine, its inputs and their messages allow.
 
-    def __init__(self, shop: Shop, rules: Rules, durations: Sequence[float]) -> None:
-        self.shop, self.rules, self.durations = shop, rules, durations
-        stages, machines = range(len(shop.count_by_stage)), range(len(shop.devices_by_machine))
-        self.rows = [rows_of(shop, s, split=rules.split[s]) for s in stages]
-        self.kept = [
-            price.saved_for_weights_bytes if rules.split[s] else 0
-            for s, price in enumerate(shop.priced.stages)
-        ]
-        self.workspace = [price.workspace_bytes for price in shop.priced.stages]
-        self.missing = [len(arcs) for arcs in shop.arcs_by_task]
-        self.arrivals = [0.0] * shop.num_tasks
-        self.ends = [0.0] * shop.num_tasks
-        self.started = [[0, 0, 0] for _ in stages]
-        """Tasks that each stage has started, by row."""
-        self.flying = [0 for _ in stages]
-        self.rooms = list(shop.room_by_machine)
-        self.running = [-1 for _ in machines]
-        self.free_s = [0.0 for _ in machines]
-        self.first_s = [0.0 for _ in machines]
-        self.orders: Orders = [[] for _ in machines]
-        self.events = [(0.0, machine) for machine in machines]
-
-    def run(self) -> Dispatched | None:
-        """Take events in time order until nothing moves."""
-        events, free_s = self.events, self.free_s
-        heapify(events)
-        while events:
-            now = events[0][0]
-            awake = set()
-            while events and events[0][0] <= now:
-                awake.add(heappop(events)[1])
-            for machine in sorted(awake):
-                if free_s[machine] <= now:
-                    if self.running[machine] >= 0:
-                        self.release(machine)
-                    task = self.choose(machine, now)
-                    if task >= 0:
-                        self.start(machine, task, now)
-        for stage, rows in enumerate(self.rows):
-            if any(self.started[stage][row] < self.shop.count_by_stage[stage] for row in rows):
-                return None
-        span = max(end - first for end, first in zip(free_s, self.first_s, strict=True))
-        return Dispatched(self.orders, self.ends, max(free_s), span)
-
-    def release(self, machine: int) -> None:
-        """Free what the machine's last task no longer needs."""
-        task = self.running[machine]
-        self.running[machine] = -1
-        stage, row = self.shop.stage_by_task[task], self.shop.row_by_task[task]
-        if row == G:
-            self.flying[stage] -= 1
-            self.rooms[machine] += self.shop.saved_by_stage[stage] - self.kept[stage]
-        elif row == W:
-            self.rooms[machine] += self.kept[stage]
-
-    def choose(self, machine: int, now: float) -> int:
-        """The most urgent ready task, -1 if there is none or a coming one is worth waiting for."""
-        priorities, arrivals = self.rules.priorities, self.arrivals
-        best, urgency = -1, 0.0
-        coming: list[int] = []
-        for task in self.candidates(machine):
-            if arrivals[task] > now:
-                coming.append(task)
-            elif best < 0 or priorities[task] > urgency:
-                best, urgency = task, priorities[task]
-        if best >= 0 and coming and self.rules.patience:
-            horizon = now + self.rules.patience * self.durations[best]
-            for task in coming:
-                if arrivals[task] <= horizon and priorities[task] > urgency:
-                    return -1
-        return best
-
-    def candidates(self, machine: int) -> list[int]:
-        """Next task of every stage and row whose inputs are there or on their way.
-
-        A forward leaves room for one micro-batch of every later stage of the machine that holds
-        none, since its own backward waits for theirs.
-        """
-        shop, missing, found = self.shop, self.missing, []
-        reserved = 0
-        for stage in reversed(shop.stages_by_machine[machine]):
-            room = self.rooms[machine] - self.workspace[stage]
-            count, task = shop.count_by_stage[stage], shop.first_by_stage[stage]
-            saved, flying, started = (
-                shop.saved_by_stage[stage],
-                self.flying[stage],
-                self.started[stage],
-            )
-            for row in self.rows[stage]:
-                done = started[row]
-                if done < count and not missing[task + done] and room >= 0:
-                    full = row == F and (
-                        saved + reserved > room or flying >= self.rules.limits[stage]
-                    )
-                    if not full:
-                        found.append(task + done)
-                task += count
-            if not flying and started[F] < count:
-                reserved += saved
-        return found
-
-    def start(self, machine: int, task: int, now: float) -> None:
-        """Run a task and tell the tasks that wait for it when they may start."""
-        shop, arrivals = self.shop, self.arrivals
-        stage, row = shop.stage_by_task[task], shop.row_by_task[task]
-        order, started = self.orders[machine], self.started[stage]
-        if not order:
-            self.first_s[machine] = now
-        order.append(task)
-        self.running[machine] = task
-        started[row] += 1
-        end = self.ends[task] = now + self.durations[task]
-        for fed, delay in shop.feeds_by_task[task]:
-            self.missing[fed] -= 1
-            if end + delay > arrivals[fed]:
-                arrivals[fed] = end + delay
-            if not self.missing[fed]:
-                there = shop.machine_by_stage[shop.stage_by_task[fed]]
-                if there != machine or arrivals[fed] > end:  # its own end wakes the machine
-                    heappush(self.events, (arrivals[fed], there))
-        if row == F:
-            if len(self.rows[stage]) > 1:
-                self.flying[stage] += 1
-                self.rooms[machine] -= shop.saved_by_stage[stage]
-        elif row == self.rows[stage][-1] and started[row] == shop.count_by_stage[stage]:
-            end += shop.closing_s(stage)
-        self.free_s[machine] = end
-        heappush(self.events, (end, machine))
+    None if the orders deadlock. `durations` stand for those of the kinds.
+    """
+    closed = close_orders(shop, orders, policy)
+    script = write_delays(shop, kinds, durations)
+    times = play_script(script._replace(line_first=closed.first, line=closed.tasks))
+    return None if len(times.sequence) < len(closed.tasks) else Followed(orders, closed, times)
 
 
-def rows_of(shop: Shop, stage: int, *, split: bool) -> tuple[int, ...]:
-    """The rows of tasks that a stage runs."""
-    if not shop.priced.stages[stage].needs_backward:
-        return (F,)
-    return (F, G, W) if split else (F, G)
+def write_delays(shop: Shop, kinds: Ints, durations: Floats | None = None) -> Script:
+    """The script of the shop's tasks, without orders."""
+    feeds, num = shop.feeds, shop.num_tasks
+    num_machines = len(shop.devices_by_machine)
+    none = np.zeros(len(feeds.reader), dtype=np.int64)
+    return Script(
+        line_first=np.zeros(num_machines + 1, dtype=np.int64),
+        line=none[:0],
+        task_machine=shop.machine_of,
+        task_seconds=shop.durations_for(kinds) if durations is None else durations,
+        task_missing=shop.num_fed,
+        task_group=np.full(num, -1, dtype=np.int64),
+        post_first=feeds.first,
+        post_message=np.arange(len(none)),
+        message_reader=feeds.reader,
+        message_channel=none,
+        message_seconds=feeds.delay_s,
+        message_latency_s=feeds.delay_s,
+        group_first=np.zeros(1, dtype=np.int64),
+        group_task=none[:0],
+        num_channels=0,
+        is_queued=False,
+    )
+
+
+def count_rows(shop: Shop, split: Sequence[bool]) -> Ints:
+    """By stage: 1 for forwards only, 2 with whole, 3 with split backwards."""
+    stages = shop.priced.stages
+    rows = [2 + halves if s.needs_backward else 1 for s, halves in zip(stages, split, strict=True)]
+    return np.array(rows, dtype=np.int64)
+
+
+def _make_freedom(shop: Shop, rules: Rules) -> Freedom:
+    stages = shop.priced.stages
+    kept = [each.saved_for_weights_bytes for each in stages]
+    columns = (
+        shop.first,
+        shop.count,
+        count_rows(shop, rules.split),
+        rules.limits,
+        shop.saved_by_stage,
+        [each * halves for each, halves in zip(kept, rules.split, strict=True)],
+        [each.workspace_bytes for each in stages],
+        shop.closing > 0,
+    )
+    return Freedom(
+        stage_of=shop.stage_of,
+        priority=rules.priorities,
+        stages=np.array(columns, dtype=np.int64).T.ravel(),
+        hosted_first=np.cumsum([0, *map(len, shop.stages_by_machine)]),
+        hosted=np.array([s for each in shop.stages_by_machine for s in each], dtype=np.int64),
+        room=np.array(shop.room_by_machine, dtype=np.int64),
+        patience=float(rules.patience),
+    )
+
+
+def close_orders(shop: Shop, orders: Orders, policy: WeightPolicy = FLUSH) -> Orders:
+    """The orders with an update behind the last task of every `accumulate` micro-batches of a
+    stage, or of all of them where a batch ends with a barrier."""
+    tasks = orders.tasks
+    stage, row = shop.stage_of[tasks], shop.row_of[tasks]
+    backwards = np.flatnonzero((row == G) | (row == W))
+    stage = stage[backwards]
+    count = shop.count[stage]
+    period = count if policy.is_synchronous else np.minimum(count, policy.accumulate)
+    micro_batch = (tasks[backwards] - shop.first[stage]) % count
+    update = shop.first[stage] + 3 * count + (micro_batch // period + 1) * period - 1
+    last = np.full(shop.num_tasks, -1, dtype=np.int64)
+    last[update] = backwards  # of equal indices numpy keeps the last value written
+    updates = np.flatnonzero(last >= 0)
+    behind = last[updates]
+    order = np.argsort(behind)
+    closed = np.insert(tasks, behind[order] + 1, updates[order])
+    num_before = np.searchsorted(behind[order], orders.first)
+    return Orders(orders.first + num_before, closed)
+
+
+def measure_peaks(shop: Shop, orders: Orders, kinds: Ints) -> Ints:
+    """The most bytes in use on each machine while it runs its order, fixed bytes included.
+
+    This is the memory rule of `PricedStages`: F adds the saved bytes when it starts, B and W free
+    at their end, I keeps the part that W needs.
+    """
+    tasks, stages = orders.tasks, shop.priced.stages
+    stage, row, kind = shop.stage_of[tasks], shop.row_of[tasks], kinds[tasks]
+    saved = np.array(shop.saved_by_stage, dtype=np.int64)[stage]
+    kept = np.array([s.saved_for_weights_bytes for s in stages], dtype=np.int64)[stage]
+    workspace = np.array([s.workspace_bytes for s in stages], dtype=np.int64)[stage]
+    freed = np.where(kind == BACKWARD, saved, np.where(kind == INPUT_GRAD, saved - kept, 0))
+    freed = np.where(row == W, kept, freed)
+    held = np.cumsum(np.where(row == 0, saved, 0) - freed)
+    machine = np.repeat(np.arange(len(orders.first) - 1), np.diff(orders.first))
+    before = np.append(0, held)[orders.first[:-1]]
+    during = held - before[machine] + freed + workspace
+    peaks = np.zeros(len(orders.first) - 1, dtype=np.int64)
+    np.maximum.at(peaks, machine, during)
+    fixed = [sum(stages[s].fixed_bytes for s in hosted) for hosted in shop.stages_by_machine]
+    return peaks + np.array(fixed, dtype=np.int64)
+
+
+def check_policy(priced: PricedStages, policy: WeightPolicy) -> None:
+    """Refuse what an asynchronous policy cannot do with these stages."""
+    if policy.is_synchronous:
+        return
+    if len({stage.micro_batch_size for stage in priced.stages}) > 1:
+        raise InvalidOption(
+            f"Policy {policy.name} wants micro-batches of one size at every stage.",
+            remedy="Choose one micro-batch size, or policy flush.",
+        )
+    count = priced.num_micro_batches(0)
+    if policy.accumulate < 1 or count % policy.accumulate:
+        raise InvalidOption(
+            f"An update every {policy.accumulate} micro-batches does not divide the {count} of"
+            " the batch.",
+            remedy=f"Choose accumulate among the divisors of {count}.",
+        )
+    if len(policy.warmups) != len(priced.stages):
+        raise InvalidOption(
+            f"The policy has {len(policy.warmups)} warm-ups for {len(priced.stages)} stages.",
+            remedy="Give one warm-up for every stage.",
+        )
+    most = max(policy.warmups)
+    if policy.name == "2bw" and policy.accumulate < most:
+        legal = next((m for m in range(most, count + 1) if count % m == 0), None)
+        raise InvalidOption(
+            f"2bw with warm-ups up to {most} must accumulate at least as many micro-batches per"
+            f" update, not {policy.accumulate}.",
+            remedy=f"Set accumulate to {legal} or more."
+            if legal is not None
+            else f"Use a batch of at least {most} micro-batches.",
+        )

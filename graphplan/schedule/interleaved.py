@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
 from graphplan.errors import InvalidOption
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
-from graphplan.schedule.dispatch import Rules, dispatch_tasks
-from graphplan.schedule.evaluate import durations_for, evaluate_orders
+from graphplan.play.script import Floats, Ints, point_rows
+from graphplan.schedule.dispatch import Rules, dispatch_tasks, follow_orders
 from graphplan.schedule.pool import fits_memory
-from graphplan.schedule.priorities import follow_orders
-from graphplan.schedule.shop import F, G, Orders, Shop, make_shop, name_tasks
+from graphplan.schedule.shop import G, Orders, Shop, make_shop, name_tasks
 
 
 def build_interleaved(priced: PricedStages) -> Schedule:
@@ -36,46 +37,64 @@ def build_interleaved(priced: PricedStages) -> Schedule:
             remedy="Choose one micro-batch size, or schedule gpipe, list or auto.",
         )
     shop = make_shop(priced)
-    whole = (False,) * len(priced.stages)
+    kinds = shop.kinds_for([False] * len(priced.stages))
     orders = order_turns(shop)
-    durations = durations_for(shop, whole)
-    if evaluate_orders(shop, orders, durations) is None or not fits_memory(shop, orders, whole):
-        orders = untangle(shop, orders) or orders
-    return name_tasks(shop, orders, split=whole, name="interleaved")
+    if not fits_memory(shop, orders, kinds) or follow_orders(shop, orders, kinds) is None:
+        orders = untangle(shop) or orders
+    return name_tasks(shop, orders, kinds, name="interleaved")
 
 
 def order_turns(shop: Shop) -> Orders:
     """The static orders of all machines, which need not fit or even run."""
-    return [order_machine(shop, hosted) for hosted in shop.stages_by_machine]
+    place = place_turns(shop)
+    tasks = np.flatnonzero(place >= 0)
+    machine = shop.machine_of[tasks]
+    tasks = tasks[np.lexsort((place[tasks], machine))]
+    return Orders(point_rows(len(shop.devices_by_machine), machine), tasks)
 
 
-def order_machine(shop: Shop, hosted: tuple[int, ...]) -> list[int]:
-    """Warm-up, one forward and one backward in turn, drain."""
-    stages = shop.priced.stages
-    count = shop.count_by_stage[0]
-    size = measure_round(shop.priced)
-    training = [s for s in hosted if stages[s].needs_backward]
-    forwards = take_turns(shop, list(hosted), F, count=count, size=size)
-    backwards = take_turns(shop, training[::-1], G, count=count, size=size)
-    warmup = len(forwards)
+def rank_turns(shop: Shop) -> Floats:
+    """Priorities by these orders; W's, which they lack, come last and in turn."""
+    place = place_turns(shop)
+    gradients = np.flatnonzero((shop.row_of == G) & (place >= 0))
+    weights = gradients + shop.count[shop.stage_of[gradients]]
+    place[weights] = place[gradients] + len(place)
+    return -place.astype(np.float64)
+
+
+def place_turns(shop: Shop) -> Ints:
+    """By task: its place in the order of its machine, -1 for W and U.
+
+    Forwards take turns, i = 0 1 2 .., and so do backwards, j = 0 1 2 ..; the first `warmup`
+    forwards run alone, then one forward and one backward in turn, then what is left of either.
+    """
+    count, size = shop.count_by_stage[0], measure_round(shop.priced)
+    turns = np.array([_find_turn(shop, s, size) for s in range(len(shop.count))], dtype=np.int64)
+    nth, num, nth_back, num_back, warmup = turns.T[:, :, None]
+    micro_batch = np.arange(count)
+    start = micro_batch // size * size
+    length = np.minimum(size, count - start)
+    i = start * num + nth * length + micro_batch - start
+    j = start * num_back + nth_back * length + micro_batch - start
+    rest = num * count - warmup
+    pairs = np.minimum(rest, num_back * count)
+    forward = np.where(i < warmup + pairs, np.maximum(i, 2 * i - warmup), i + num_back * count)
+    backward = np.where(j < pairs, warmup + 2 * j + 1, warmup + rest + j)
+    backward = np.where(nth_back < 0, -1, backward)
+    none = np.full_like(backward, -1)
+    return np.stack((forward, backward, none, none), axis=1).ravel()
+
+
+def _find_turn(shop: Shop, stage: int, size: int) -> tuple[int, int, int, int, int]:
+    """Place and number of a stage among its machine's forwards, among its backwards, warm-up."""
+    hosted = shop.stages_by_machine[shop.machine_by_stage[stage]]
+    training = [s for s in hosted[::-1] if shop.priced.stages[s].needs_backward]
+    warmup = len(hosted) * shop.count_by_stage[0]
     if training:
-        last = training[-1]
+        last = training[0]
         warmup = min(warmup, hosted.index(last) * size + 2 * shop.priced.heights[last])
-    order = forwards[:warmup]
-    for i, backward in enumerate(backwards):
-        order += forwards[warmup + i : warmup + i + 1]
-        order.append(backward)
-    return order + forwards[warmup + len(backwards) :]
-
-
-def take_turns(shop: Shop, stages: list[int], row: int, *, count: int, size: int) -> list[int]:
-    """Rounds of `size` micro-batches, in each round stage after stage."""
-    return [
-        shop.number_of(stage, row, m)
-        for first in range(0, count, size)
-        for stage in stages
-        for m in range(first, min(first + size, count))
-    ]
+    back = training.index(stage) if stage in training else -1
+    return hosted.index(stage), len(hosted), back, len(training), warmup
 
 
 def measure_round(priced: PricedStages) -> int:
@@ -100,9 +119,9 @@ def measure_path(priced: PricedStages, a: int, b: int) -> int:
     return lengths.get(b, 0)
 
 
-def untangle(shop: Shop, orders: Orders) -> Orders | None:
+def untangle(shop: Shop) -> Orders | None:
     """The orders with tasks taken as they become ready, earliest turn first; None if that fails."""
     whole = (False,) * len(shop.count_by_stage)
-    rules = Rules(whole, shop.count_by_stage, follow_orders(shop, orders))
-    found = dispatch_tasks(shop, rules, durations_for(shop, whole))
+    rules = Rules(whole, shop.count_by_stage, rank_turns(shop))
+    found = dispatch_tasks(shop, rules)
     return found.orders if found else None

@@ -24,7 +24,7 @@ from graphplan.errors import InvalidOption, NoFeasiblePlan
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.schedule.bound import free_room, measure_terms
-from graphplan.schedule.shop import F, G, Orders, Shop, W, make_shop, name_tasks
+from graphplan.schedule.shop import F, G, Orders, Shop, W, join_orders, make_shop, name_tasks
 
 NUM_TICKS = 10**6
 """Ticks of the busiest device's load."""
@@ -67,8 +67,8 @@ def build_modulo(
 def repeat_period(priced: PricedStages, period: Period, *, allow_split: bool = False) -> Schedule:
     """A batch of any number of micro-batches in the order of a steady state."""
     shop = make_shop(priced)
-    split = tuple(allow_split and price.needs_backward for price in priced.stages)
-    return name_tasks(shop, unroll(shop, period), split=split, name="modulo")
+    split = [allow_split and price.needs_backward for price in priced.stages]
+    return name_tasks(shop, unroll(shop, period), shop.kinds_for(split), name="modulo")
 
 
 def unroll(shop: Shop, period: Period) -> Orders:
@@ -78,7 +78,7 @@ def unroll(shop: Shop, period: Period) -> Orders:
         for m in range(shop.count_by_stage[stage]):
             at = start + m * period.period_s, shop.number_of(stage, row, m)
             timed[shop.machine_by_stage[stage]].append(at)
-    return [[task for _, task in sorted(each)] for each in timed]
+    return join_orders([[task for _, task in sorted(each)] for each in timed])
 
 
 def solve_period(

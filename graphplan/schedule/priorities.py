@@ -1,10 +1,14 @@
-"""Priorities of tasks for the list schedule: by kind and urgency, or after the order of others."""
+"""Priorities of tasks for the list schedule: by kind and urgency."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphplan.schedule.shop import F, G, Orders, Shop, W
+import numpy as np
+
+from graphplan.jit import compile_loop
+from graphplan.play.script import Floats, Ints
+from graphplan.schedule.shop import F, G, Shop, W
 
 LEVELS: dict[str, tuple[int, int, int]] = {
     "GFW": (1, 2, 0),
@@ -16,51 +20,43 @@ LEVELS: dict[str, tuple[int, int, int]] = {
 """By name, the levels of F, G and W; the name lists the kinds by falling level."""
 
 
-def rank_priorities(shop: Shop, tails: Sequence[float], *, levels: str) -> list[float]:
+def rank_priorities(shop: Shop, tails: Floats, *, levels: str) -> Floats:
     """Level first, then the longest way to the end."""
-    step = 1.0 + max(tails, default=0.0)
-    priorities = list(tails)
-    for stage, count in enumerate(shop.count_by_stage):
-        for row, level in zip((F, G, W), LEVELS[levels], strict=True):
-            for m in range(count):
-                priorities[shop.number_of(stage, row, m)] += level * step
-    return priorities
+    step = 1.0 + float(tails.max(initial=0.0))
+    ranked: Floats = tails + np.array([*LEVELS[levels], 0])[shop.row_of] * step
+    return ranked
 
 
-def follow_orders(shop: Shop, orders: Orders) -> list[float]:
-    """Earlier in the orders is more urgent; W's, which they lack, come last and in turn."""
-    priorities = [0.0] * shop.num_tasks
-    for order in orders:
-        for position, task in enumerate(order):
-            priorities[task] = -float(position)
-            stage, row, m = shop.place_of(task)
-            if row == G:
-                priorities[shop.number_of(stage, W, m)] = -float(position + len(order))
-    return priorities
-
-
-def measure_tails(shop: Shop, durations: Sequence[float], *, split: Sequence[bool]) -> list[float]:
+def measure_tails(shop: Shop, durations: Floats, *, split: Sequence[bool]) -> Floats:
     """The longest path from the start of each task to the end, tasks of one kind in sequence."""
-    tails = [0.0] * shop.num_tasks
     num = len(shop.count_by_stage)
     # Gradients end upstream: W's first, then G's from the sources down, then F's from the sinks up.
-    for stage in range(num):
-        if split[stage]:
-            follow_row(shop, durations, tails, stage, W)
-    for stage in range(num):
-        follow_row(shop, durations, tails, stage, G)
-    for stage in range(num - 1, -1, -1):
-        follow_row(shop, durations, tails, stage, F)
+    rows = [(stage, W) for stage in range(num) if split[stage]]
+    rows += [(stage, G) for stage in range(num)]
+    rows += [(stage, F) for stage in range(num - 1, -1, -1)]
+    tails = np.zeros(shop.num_tasks)
+    tables = (shop.first, shop.count, shop.closing, durations)
+    feeds = shop.feeds
+    _trace_tails(np.array(rows), tables, (feeds.first, feeds.reader, feeds.delay_s), tails)
     return tails
 
 
-def follow_row(
-    shop: Shop, durations: Sequence[float], tails: list[float], stage: int, row: int
+@compile_loop
+def _trace_tails(
+    rows: Ints,
+    tables: tuple[Ints, Ints, Floats, Floats],
+    feeds: tuple[Ints, Ints, Floats],
+    tails: Floats,
 ) -> None:
-    """Tails of one stage's tasks of one kind, last micro-batch first."""
-    after = shop.closing_s(stage) if row != F else 0.0
-    for m in range(shop.count_by_stage[stage] - 1, -1, -1):
-        task = shop.number_of(stage, row, m)
-        longest = max((tails[fed] + delay for fed, delay in shop.feeds_by_task[task]), default=0.0)
-        after = durations[task] + max(after, longest)
-        tails[task] = after
+    """Tails of the tasks of these stages and kinds, row by row, last micro-batch first."""
+    first, count, closing, durations = tables
+    feed_first, reader, delay_s = feeds
+    for at in range(len(rows)):
+        stage, row = rows[at, 0], rows[at, 1]
+        after = closing[stage] if row != 0 else 0.0
+        start = first[stage] + row * count[stage]
+        for task in range(start + count[stage] - 1, start - 1, -1):
+            for feed in range(feed_first[task], feed_first[task + 1]):
+                after = max(after, tails[reader[feed]] + delay_s[feed])
+            after += durations[task]
+            tails[task] = after

@@ -21,11 +21,11 @@ from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import Task
 from graphplan.schedule.bound import count_house
+from graphplan.schedule.dispatch import check_policy
 from graphplan.schedule.evaluate import evaluate_schedule
 from graphplan.schedule.kfkb import order_stage, refuse_shared
 from graphplan.schedule.modulo import build_modulo
 from graphplan.schedule.shop import Shop, make_shop
-from graphplan.schedule.updates import check_policy
 
 SLACK = 0.01
 """Share of the period that fewer micro-batches in flight may cost."""

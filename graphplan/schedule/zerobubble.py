@@ -19,7 +19,7 @@ from graphplan.schedule.dispatch import Rules
 from graphplan.schedule.inflight import count_in_flight
 from graphplan.schedule.pool import Objective, Pool
 from graphplan.schedule.priorities import measure_tails, rank_priorities
-from graphplan.schedule.shop import F, G, Shop, W, make_shop, name_tasks
+from graphplan.schedule.shop import F, G, Shop, W, join_orders, make_shop, name_tasks
 
 DISPATCHES = (("GFW", 1.0), ("GFW", 0.0), ("GWF", 0.0), ("GFW", 0.5), ("GWF", 1.0), ("GWF", 0.5))
 """Levels and patience of the dispatches, best first."""
@@ -47,10 +47,10 @@ def build_zero_bubble(
     limits = tuple(each + declared - max(warmups) for each in warmups)
     pool = Pool(shop, objective, bound_s=0.0)
     split = tuple(price.needs_backward for price in priced.stages)
-    tails = measure_tails(shop, pool.durations(split), split=split)
+    tails = measure_tails(shop, shop.durations_for(pool.shop.kinds_for(split)), split=split)
     if len(shop.stages_by_machine) == len(priced.stages):
         static = [order_halves(shop, s, limits[s], declared) for (s,) in shop.stages_by_machine]
-        pool.offer(static, split, name="zero-bubble")
+        pool.offer(join_orders(static), split, name="zero-bubble")
     for levels, patience in DISPATCHES[: num_dispatches if pool.best else None]:
         priorities = rank_priorities(shop, tails, levels=levels)
         pool.offer_rules(Rules(split, limits, priorities, patience), name="zero-bubble")
@@ -59,7 +59,7 @@ def build_zero_bubble(
             f"Zero bubble with {declared} micro-batches in flight does not fit the devices.",
             remedy="Use smaller micro-batches, recompute activations, or schedule auto.",
         )
-    return name_tasks(shop, pool.best.orders, split=split, name="zero-bubble")
+    return name_tasks(shop, pool.best.orders, pool.shop.kinds_for(split), name="zero-bubble")
 
 
 def order_halves(shop: Shop, stage: int, limit: int, in_flight: int) -> list[int]:

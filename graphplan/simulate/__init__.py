@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from graphplan.simulate.engine import predict_step, simulate_program
+from graphplan.simulate.engine import predict_script, predict_step, simulate_program
 
-__all__ = ["predict_step", "simulate_program"]
+__all__ = ["predict_script", "predict_step", "simulate_program"]

@@ -1,39 +1,15 @@
-"""Compiled: a program as flat arrays, all that the engines read.
+"""Compiled: a program as flat arrays: the script that is played, and what its numbers mean.
 
-Tasks are numbered device by device in the order of the lists, messages by wire and micro-batch. A
-*slot* is a moment of a device: before its first task, or after one of them; what the list holds
-there is posted at that moment. Device d's tasks k have the slots k + d, its last slot is one more.
+Tasks are numbered device by device in the order of the lists, messages by wire and micro-batch.
+Slots are those of `graphplan.play.script`: behind a task, or at the start of a device.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-KINDS = "FBIWRU"
-FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD, REDUCE, UPDATE = range(6)
-
-
-class Tasks(NamedTuple):
-    """The tasks of all devices; `first[d]` is the first one of device d, `first[-1]` their number.
-
-    `seat` numbers the pairs (stage, device that hosts it).
-    """
-
-    first: Ints
-    device: Ints
-    stage: Ints
-    kind: Ints
-    micro_batch: Ints
-    seat: Ints
-    seconds: Floats
-    group: Ints
-    """Barrier of an all-reduce, -1 for other tasks."""
+from graphplan.play.cast import Wires
+from graphplan.play.script import KINDS, Ints, Script, Tasks
 
 
 class Messages(NamedTuple):
@@ -42,29 +18,9 @@ class Messages(NamedTuple):
 
     wire: Ints
     micro_batch: Ints
-    channel: Ints
-    seconds: Floats
-    latency_s: Floats
     consumer: Ints
     send_slot: Ints
     receive_slot: Ints
-
-
-class Wires(NamedTuple):
-    """The rows of `TransferPrice.messages`: which bytes can pass between which two devices."""
-
-    src: Ints
-    """Sending stage."""
-    dst: Ints
-    src_device: Ints
-    dst_device: Ints
-    src_seat: Ints
-    dst_seat: Ints
-    backward: Ints
-    transfer: Ints
-    channel: Ints
-    seconds: Floats
-    latency_s: Floats
 
 
 class Compiled(NamedTuple):
@@ -75,22 +31,15 @@ class Compiled(NamedTuple):
     messages: Messages
     wires: Wires
     channels: tuple[str, ...]
-    post_first: Ints
-    """Slot -> first position in `post_message`; one more than there are slots."""
-    post_message: Ints
-    num_missing: Ints
-    """Messages that each task waits for, and one more for its device, and one more for the other
-    replicas of an all-reduce; the last entry stands for no task."""
-    group_first: Ints
-    group_task: Ints
-    has_shared_channel: bool
-    """Whether two pairs of devices use one channel, so that the order on it depends on time."""
+    script: Script
 
 
-class Times(NamedTuple):
-    """When everything happened; a task that never ran has a negative end and no valid start."""
+def name_task(tasks: Tasks, task: int) -> str:
+    """The text of a task, such as `2F0`."""
+    return f"{tasks.stage[task]}{KINDS[tasks.kind[task]]}{tasks.micro_batch[task]}"
 
-    task_start: Floats
-    task_end: Floats
-    message_start: Floats
-    """When the first byte enters the channel; negative for a message that was never sent."""
+
+def name_message(wires: Wires, wire: int, micro_batch: int) -> str:
+    """The text of the transfer that a message belongs to."""
+    kind = "B" if wires.backward[wire] else "F"
+    return f"{wires.src[wire]}>{wires.dst[wire]}{kind}{micro_batch}"

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphplan.simulate.compiled import Compiled, Floats, Ints, Times
-from graphplan.simulate.places import name_task
-from graphplan.simulate.posting import name_message
+from graphplan.play.script import Floats, Ints, Times
+from graphplan.simulate.compiled import Compiled, name_message, name_task
 
 
 class Step(NamedTuple):
@@ -61,8 +60,9 @@ class _Walker:
 
     def __init__(self, compiled: Compiled, times: Times) -> None:
         self.compiled, self.times = compiled, times
-        messages = compiled.messages
-        arrival = times.message_start + messages.seconds + messages.latency_s
+        messages, script = compiled.messages, compiled.script
+        sent = times.message_start + script.message_seconds
+        arrival = sent + script.message_latency_s
         start = np.append(times.task_start, np.inf)
         self.decisive: Ints = np.full(len(start), -1, dtype=np.int64)
         """A message that arrived just when its task started; -1 when there is none."""
@@ -71,11 +71,11 @@ class _Walker:
 
     def before_task(self, task: int) -> Step | None:
         """What ended last of all that a task waited for."""
-        tasks, end = self.compiled.tasks, self.times.task_end
-        group = int(tasks.group[task])
+        tasks, end, script = self.compiled.tasks, self.times.task_end, self.compiled.script
+        group = int(script.task_group[task])
         if group >= 0:
-            bounds = self.compiled.group_first[group : group + 2]
-            members = self.compiled.group_task[bounds[0] : bounds[1]].tolist()
+            bounds = script.group_first[group : group + 2]
+            members = script.group_task[bounds[0] : bounds[1]].tolist()
             return self._last_of([m - 1 for m in members if m > tasks.first[tasks.device[m]]])
         has_previous = task > tasks.first[tasks.device[task]]
         if has_previous and end[task - 1] == self.times.task_start[task]:
@@ -85,22 +85,13 @@ class _Walker:
 
     def before_message(self, message: int) -> Step | None:
         """The message before it on the channel, or the task after which it was posted."""
-        messages, wires = self.compiled.messages, self.compiled.wires
-        first = self.compiled.tasks.first
-        wire = messages.wire[message]
-        posted_behind = []
-        for slot, device in (
-            (messages.send_slot[message], wires.src_device[wire]),
-            (messages.receive_slot[message], wires.dst_device[wire]),
-        ):
-            task = int(slot - device) - 1  # the task that ends when the slot is reached
-            if task >= first[device]:
-                posted_behind.append(task)
-        step = self._last_of(posted_behind)
+        messages, channel = self.compiled.messages, self.compiled.script.message_channel
+        slots = int(messages.send_slot[message]), int(messages.receive_slot[message])
+        step = self._last_of([slot for slot in slots if slot < len(self.times.task_end)])
         posted = self.times.task_end[step.number] if step else 0.0
         start = self.times.message_start[message]
         if posted < start:
-            return Step(False, self._find_occupant(int(messages.channel[message]), start))
+            return Step(False, self._find_occupant(int(channel[message]), start))
         return step
 
     def _last_of(self, candidates: list[int]) -> Step | None:
@@ -116,8 +107,10 @@ class _Walker:
     @cached_property
     def _queues(self) -> list[tuple[Ints, Floats]]:
         """By channel, the messages that take time and their starts; others keep nobody waiting."""
-        messages, start = self.compiled.messages, self.times.message_start
-        order = np.lexsort((start, messages.channel))
-        order = order[messages.seconds[order] > 0]
-        bounds = np.searchsorted(messages.channel[order], np.arange(1, len(self.compiled.channels)))
+        script, start = self.compiled.script, self.times.message_start
+        order = np.lexsort((start, script.message_channel))
+        order = order[script.message_seconds[order] > 0]
+        bounds = np.searchsorted(
+            script.message_channel[order], np.arange(1, len(self.compiled.channels))
+        )
         return [(numbers, start[numbers]) for numbers in np.split(order, bounds)]

@@ -14,15 +14,7 @@ import numpy as np
 
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.timeline import MemoryCurve, Peak
-from graphplan.simulate.compiled import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRAD,
-    WEIGHT_GRAD,
-    Ints,
-    Tasks,
-    Times,
-)
+from graphplan.play.script import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Ints, Tasks, Times
 
 
 class Holdings(NamedTuple):

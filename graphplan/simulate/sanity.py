@@ -18,6 +18,7 @@ def check_prices(priced: PricedStages) -> None:
         _check_stage(s, stage)
     for transfer in priced.transfers:
         _check_transfer(priced, transfer)
+    _check_edges(priced)
 
 
 def _check_stage(s: int, stage: StagePrice) -> None:
@@ -59,6 +60,22 @@ def _check_transfer(priced: PricedStages, transfer: TransferPrice) -> None:
             _refuse(f"a message of {src}>{dst} reaches a device that does not host stage {dst}")
         if not all(0 <= each < MAX_SECONDS for each in (message.seconds, message.latency_s)):
             _refuse(f"a message of {src}>{dst} has a time that is negative or absurd")
+
+
+def _check_edges(priced: PricedStages) -> None:
+    """Edges between different devices have a transfer; one without messages makes nobody wait."""
+    pairs = [*priced.edges, *((dst, src) for src, dst in priced.backward_edges)]
+    for src, dst in pairs:
+        transfer = priced.transfer_by_ends.get((src, dst))
+        reached = {message.dst for message in transfer.messages} if transfer else set()
+        missing = set(priced.stages[dst].devices) - set(priced.stages[src].devices) - reached
+        if missing and (reached or transfer is None):
+            raise InvalidProgram(
+                f"The prices have no message from stage {src} to stage {dst} on device"
+                f" {min(missing)}.",
+                remedy="Give every edge between different devices a transfer that reaches all of"
+                " the reader's devices.",
+            )
 
 
 def _refuse(what: str) -> NoReturn:

@@ -18,16 +18,16 @@ from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import parse_task
-from graphplan.nouns.timeline import Span, Timeline
-from graphplan.schedule.evaluate import FLUSH, close_orders, durations_of, run_schedule
-from graphplan.schedule.shop import U, make_shop, number_tasks
-from graphplan.schedule.updates import list_updates
+from graphplan.nouns.timeline import Timeline
+from graphplan.schedule.dispatch import FLUSH
+from graphplan.schedule.lower import lower_schedule
+from graphplan.simulate import simulate_program
 
 IDLE = "."
 
 
 def draw_schedule(priced: PricedStages, schedule: Schedule, *, cell_s: float = 1.0) -> str:
-    """The drawing of a schedule's own timeline, without contention."""
+    """The drawing of a schedule's own timeline."""
     return draw_timeline(time_schedule(priced, schedule), cell_s=cell_s)
 
 
@@ -75,22 +75,5 @@ def label_lines(lines: list[str]) -> str:
 def time_schedule(
     priced: PricedStages, schedule: Schedule, policy: WeightPolicy = FLUSH
 ) -> Timeline:
-    """When the tasks of a schedule run if messages never wait for one another."""
-    shop = make_shop(priced)
-    orders = close_orders(shop, number_tasks(shop, schedule), policy)
-    durations = durations_of(shop, schedule)
-    ends = run_schedule(shop, orders, durations, name=schedule.name).ends
-    spans = []
-    for devices, order in zip(shop.devices_by_machine, orders, strict=True):
-        tasks = iter(schedule.tasks_by_device[devices[0]])
-        for number in order:
-            stage, row, m = shop.place_of(number)
-            task = list_updates(priced, stage, m, policy)[-1] if row == U else next(tasks)
-            start, end = ends[number] - durations[number], ends[number]
-            spans += [Span(str(task), device, start, end) for device in devices]
-    return Timeline(
-        source="simulated",
-        batch_size=priced.batch_size,
-        num_devices=len(priced.memory_bytes_by_device),
-        spans=tuple(sorted(spans, key=lambda span: (span.start_s, span.end_s, span.place))),
-    )
+    """When the tasks of a schedule run."""
+    return simulate_program(priced, lower_schedule(priced, schedule, policy))

@@ -24,7 +24,7 @@ from graphplan.partition.drafts.appraise import Appraiser
 from graphplan.partition.drafts.scene import is_legal_draft
 from graphplan.partition.trees.riders import join_riders
 from graphplan.planner.contest import Contest
-from graphplan.planner.judge import evaluate_stages
+from graphplan.planner.judge import judge_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.referee import check_stages
 from tests.pure import questions
@@ -61,7 +61,7 @@ def branches(num_branches: int, length: int, *, num_devices: int, batch_size: in
 def test_as_good_as_the_best_cut_of_a_small_problem(seed: int) -> None:
     """On four nodes and two devices no cut is better."""
     problem = make_random_problem(random.Random(seed), 4, 2, micro_batch_sizes=(2, 8))
-    best_s = find_best_cut(problem, partial(evaluate_stages, CostModel(problem)))
+    best_s = find_best_cut(problem, partial(judge_stages, CostModel(problem), schedule="1f1b"))
     assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
 
 
@@ -84,7 +84,7 @@ def test_every_dag_of_three_nodes_is_cut_best(edges: tuple[tuple[int, int], ...]
         flow_elements=100,
         trained_elements=[1000, 0, 5000],
     )
-    best_s = find_best_cut(problem, partial(evaluate_stages, CostModel(problem)))
+    best_s = find_best_cut(problem, partial(judge_stages, CostModel(problem), schedule="1f1b"))
     assert ask(problem).step_s == pytest.approx(best_s, rel=1e-6)
 
 
@@ -319,6 +319,6 @@ def test_appraisals_are_close_to_evaluations(seed: int) -> None:
         appraisal = appraiser.appraise(draft)
         assert appraisal is not None
         if len({part.devices for part in draft}) == len(draft):
-            ratios.append(appraisal.step_s / evaluate_stages(cost, stages))
+            ratios.append(appraisal.step_s / judge_stages(cost, stages, schedule="1f1b"))
     close = sum(0.9 < ratio < 1.1 for ratio in ratios)
     assert close >= 0.9 * len(ratios)

@@ -20,7 +20,7 @@ from graphplan.nouns.problem import Problem
 from graphplan.partition.pipelines.grid import Grid
 from graphplan.partition.pipelines.pipeline import StageList, StageTables, cut_pipeline
 from graphplan.planner.contest import Contest
-from graphplan.planner.judge import evaluate_stages
+from graphplan.planner.judge import judge_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.referee import check_stages
 from tests.pure.problems import make_cluster, make_problem_by_hand
@@ -31,7 +31,7 @@ from tests.pure.questions import CHAIN, DIAMOND, PLANNERS, ask, describe, list_p
 @given(problems(max_nodes=3, max_devices=2))
 def test_planners_are_legal_and_no_better_than_everything(problem: Problem) -> None:
     """The referee accepts every answer; none is below the bound or the best of all plans."""
-    evaluate = partial(evaluate_stages, CostModel(problem))
+    evaluate = partial(judge_stages, CostModel(problem), schedule="1f1b")
     best_s = min(map(evaluate, list_plans(problem)))
     for planner in PLANNERS:
         answer = ask(problem, planner)

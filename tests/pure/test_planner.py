@@ -22,7 +22,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.planner.collect import schedule_prices
-from graphplan.planner.judge import evaluate_stages
+from graphplan.planner.judge import judge_stages
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import search_plan
@@ -292,7 +292,7 @@ def test_a_stage_without_gradients_sends_none_back(objective: str) -> None:
     assert all(not edge.needs_grad for edge in stages.edges if not trains[edge.dst])
     assert not all(trains.values())
     cost = CostModel(problem)
-    assert 0 < evaluate_stages(cost, stages, objective=objective) < math.inf
+    assert 0 < judge_stages(cost, stages, objective=objective) < math.inf
 
 
 def test_wide_weights_under_mixed_precision_make_a_legal_plan() -> None:

@@ -18,7 +18,7 @@ from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.planner.collect import schedule_prices
-from graphplan.planner.loads import measure_period
+from graphplan.planner.loads import measure_load
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import pose_problem
 from graphplan.planner.search import search_plan
@@ -53,7 +53,7 @@ def test_plans_under_every_policy(name: PolicyName, direction: str, tmp_path: Pa
     assert plan.policy.warmups == (3, 2, 1, 0)
     count, policy = plan.prices.num_micro_batches(0), plan.policy
     assert policy.accumulate == (count if name == "2bw" else 1)
-    ideal_s = count * measure_period(plan.prices, policy.accumulate)
+    ideal_s = count * measure_load(plan.prices, policy.accumulate)
     assert plan.prediction.step_s == pytest.approx(ideal_s, rel=0.02)
     write_noun(plan, tmp_path / "plan.json")
     assert read_noun(tmp_path / "plan.json", Plan) == plan
@@ -124,7 +124,7 @@ def test_stages_that_share_devices_are_told_too(devices: tuple[int, ...]) -> Non
     offers = offer_policies(cost, stages, options, effort=2.0)
     assert [offer.policy.name for offer in offers] == ["2bw", "predict", "stash"]
     for offer in offers:
-        ideal_s = 8 * measure_period(cost.price_stages(stages, offer.policy), 8)
+        ideal_s = 8 * measure_load(cost.price_stages(stages, offer.policy), 8)
         assert offer.step_s == pytest.approx(ideal_s, rel=0.02)
         assert offer.step_s < flush.prediction.step_s
         assert offer.staleness == 1

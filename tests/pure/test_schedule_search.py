@@ -20,12 +20,11 @@ from graphplan.referee.program import check_program, check_schedule
 from graphplan.schedule.auto import FIXED, build_schedule, search_pool
 from graphplan.schedule.bound import bound_schedule
 from graphplan.schedule.evaluate import Evaluation, evaluate_schedule
-from graphplan.schedule.greedy import build_list
+from graphplan.schedule.greedy import build_list, slim_best
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.pool import Objective, Pool, measure_share
 from graphplan.schedule.shop import make_shop, name_tasks, number_tasks
-from graphplan.schedule.slim import slim_best
 from tests.pure.strategies import chain_prices, dag_prices, priced_stages
 
 FLUSH = WeightPolicy(name="flush")
@@ -339,8 +338,8 @@ def test_slimmer_orders_take_no_longer(priced: PricedStages) -> None:
     after = pool.best
     assert after is not None
     assert after.value_s <= before.value_s * (1 + 1e-5)
-    share = measure_share(pool.shop, before.orders, before.split)
-    assert measure_share(pool.shop, after.orders, after.split) <= share
+    share = measure_share(pool.shop, before.orders, pool.shop.kinds_for(before.split))
+    assert measure_share(pool.shop, after.orders, pool.shop.kinds_for(after.split)) <= share
 
 
 def test_a_pipeline_with_room_keeps_few_micro_batches_in_flight() -> None:
@@ -348,11 +347,13 @@ def test_a_pipeline_with_room_keeps_few_micro_batches_in_flight() -> None:
     priced = chain_prices(1, 16, memory_bytes=64)
     pool = Pool(make_shop(priced), "makespan", bound_schedule(priced).makespan_s)
     gpipe = FIXED["gpipe"](priced)
-    pool.offer(number_tasks(pool.shop, gpipe), (False,), name="gpipe")
+    pool.offer(number_tasks(pool.shop, gpipe)[0], (False,), name="gpipe")
     assert pool.best is not None
     before = evaluate_schedule(priced, gpipe).peak_bytes_by_device
     slim_best(pool, allow_split=False)
-    slim = name_tasks(pool.shop, pool.best.orders, split=pool.best.split, name="list")
+    slim = name_tasks(
+        pool.shop, pool.best.orders, pool.shop.kinds_for(pool.best.split), name="list"
+    )
     after = evaluate_schedule(priced, slim)
     assert after.step_s == pytest.approx(evaluate_schedule(priced, gpipe).step_s)
     assert after.peak_bytes_by_device < before

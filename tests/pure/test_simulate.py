@@ -311,13 +311,10 @@ def test_a_small_program_loads_no_compiler() -> None:
     """`graphplan show` would take longer to load numba than to simulate."""
     code = (
         "import sys; from tests.pure.strategies import chain_prices;"
-        "from graphplan.schedule.onefoneb import build_1f1b;"
-        "from graphplan.schedule.lower import lower_schedule;"
-        "from graphplan.nouns.policy import WeightPolicy;"
+        "from graphplan.nouns.schedule import parse_program;"
         "from graphplan.simulate import simulate_program;"
-        "priced = chain_prices(2, 2);"
-        "program = lower_schedule(priced, build_1f1b(priced), WeightPolicy());"
-        "simulate_program(priced, program); sys.exit('numba' in sys.modules)"
+        "program = parse_program('0F0 0>1F0 1>0B0 0B0\\n0>1F0 1F0 1B0 1>0B0');"
+        "simulate_program(chain_prices(2, 1), program); sys.exit('numba' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -17,7 +17,7 @@ from graphplan.nouns.timeline import Timeline
 from graphplan.schedule.gpipe import build_gpipe
 from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.onefoneb import build_1f1b
-from graphplan.simulate import predict_step, run, simulate_program
+from graphplan.simulate import engine, predict_step, simulate_program
 from tests.pure.legal import split_backwards
 from tests.pure.naive import Naive
 from tests.pure.strategies import priced_stages
@@ -112,7 +112,7 @@ def test_compiled_or_not_gives_the_same_timeline(case: tuple[PricedStages, Progr
     """To the last bit, so that it does not matter from which size on the loop is compiled."""
     plain = simulate_program(*case)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "WORTH_COMPILING", 0)
+        patch.setattr(engine, "WORTH_COMPILING", 0)
         assert simulate_program(*case) == plain
 
 
