@@ -195,7 +195,8 @@ def list_files(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Files of ours whose functions one search calls, from the graph to the plan."""
     inside = str(Path(graphplan.__file__).parent)
     for model, cluster, gpus in _list_problems(args):
-        graph, seen = _load(model), set()
+        graph = _load(model)
+        seen: set[str] = set()
 
         def watch(frame: FrameType, event: str, _: Any, seen: set[str] = seen) -> None:
             if event == "call" and frame.f_code.co_name != "<module>":
