@@ -32,6 +32,14 @@ def _loop_trees(tree: Tree) -> None:
             array["content"] = base64.b64encode(bytes(size)).decode()
 
 
+def _slow_down(tree: Tree) -> None:
+    """Every rate that can be one becomes so small that times have no end."""
+    for device in tree["devices"]:
+        for kind in ("plain", "roofline"):
+            rates = device[kind]["flops_per_s_by_dtype"]
+            device[kind]["flops_per_s_by_dtype"] = dict.fromkeys(rates, 1e-200)
+
+
 def edit(text: bytes, change: Edit) -> bytes:
     """A JSON file with one change in its tree."""
     tree = json.loads(text)
@@ -193,6 +201,7 @@ LEARNED: dict[str, Edit] = {
     "children that are their own parents": lambda t: _loop_trees(t),
     "a device named as markup": lambda t: t["devices"][0]["plain"].update(name=MARKUP),
     "no devices": put("devices", value=[]),
+    "a roofline of 10^-200 FLOP/s": lambda t: _slow_down(t),
 }
 
 CLUSTERS: dict[str, Edit] = {
@@ -233,6 +242,12 @@ LATESTS: dict[str, bytes] = {
     "a NUL": b"step\x0000003",
     "1 MB of dots": b"../" * 300_000,
 }
+
+LINKS = (
+    ".trial-0000", ".latest.new", ".step-00000003", ".step-00000004", "step-00000004", "latest",
+    "lock", ".dropped-step-00000003",
+)  # fmt: skip
+"""Names in a folder of checkpoints that a run writes, or takes away."""
 
 TENSORS: dict[str, dict[str, Any]] = {
     "a shape that overflows": {"shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]},

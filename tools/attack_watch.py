@@ -26,6 +26,8 @@ from graphplan.errors import GraphplanError
 
 HANG_S = 10.0
 KILL_S = 20.0
+WAIT_S = 120.0
+"""Of the wall clock: a case that waits for something takes no processor time."""
 MEMORY_BYTES = 1 << 30
 BATCH = 50
 """Cases of one child."""
@@ -56,6 +58,10 @@ _MAKING = ("os.symlink", "os.link")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
+_NO_LINKS = os.O_EXCL | os.O_NOFOLLOW
+"""Flags with which a link is not opened."""
+
+
 class Watch:
     """What happened while it was open; writing is allowed below `output` only."""
 
@@ -70,9 +76,13 @@ class Watch:
             return
         if event in _ALWAYS:
             self.found.append(f"{event} {str(args[:1])[:120]}")
-        elif event in _WRITING and not self._is_inside(_find_place(event, args)):
+        elif event in _WRITING and not self._is_inside(_find_place(event, args), follow=False):
             self.found.append(f"{event} {str(args[:2])[:120]}")
-        elif event == "open" and self._writes(args) and not self._is_inside(args[0]):
+        elif (
+            event == "open"
+            and self._writes(args)
+            and not self._is_inside(args[0], follow=not (args[2] or 0) & _NO_LINKS)
+        ):
             self.found.append(f"open for writing {str(args[0])[:120]}")
 
     @staticmethod
@@ -82,12 +92,15 @@ class Watch:
             return any(each in mode for each in "wax+")
         return bool((flags or 0) & _WRITE_FLAGS)
 
-    def _is_inside(self, path: object) -> bool:
+    def _is_inside(self, path: object, *, follow: bool = True) -> bool:
+        """Opening goes through a link; removing and renaming are done to the link itself."""
         if path == os.devnull or isinstance(path, int):
             return True
         if self.output is None or not isinstance(path, (str, os.PathLike)):
             return False
-        return f"{os.path.realpath(path)}/".startswith(self.output)
+        folder, name = os.path.split(os.fspath(path))
+        real = os.path.realpath(path) if follow else f"{os.path.realpath(folder)}/{name}"
+        return f"{real}/".startswith(self.output)
 
 
 def _find_place(event: str, args: tuple[Any, ...]) -> object:
@@ -152,6 +165,7 @@ def judge(number: int, case: Case, folder: Path) -> Outcome:
     before, baseline = dict(os.environ), _reset_peak()
     signal.setitimer(signal.ITIMER_PROF, HANG_S)
     signal.setitimer(signal.ITIMER_VIRTUAL, KILL_S)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_S)
     try:
         with watch(folder) as seen:
             verdict, detail = _try(case, folder)
@@ -160,6 +174,7 @@ def judge(number: int, case: Case, folder: Path) -> Outcome:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     if seen.found:
         return Outcome(number, "acted", "; ".join(sorted(set(seen.found))[:4]))
     if dict(os.environ) != before:
@@ -297,10 +312,11 @@ def _work(
 ) -> None:
     """Try cases in this process, which is a child."""
 
-    def ring(*_: object) -> None:
-        raise Hang(f"more than {HANG_S} s")
+    def ring(number: int, _: object) -> None:
+        raise Hang(f"it waits for {WAIT_S} s" if number == signal.SIGALRM else f"over {HANG_S} s")
 
     signal.signal(signal.SIGPROF, ring)
+    signal.signal(signal.SIGALRM, ring)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + 3 * MEMORY_BYTES, resource.RLIM_INFINITY))
