@@ -18,6 +18,7 @@ import torch
 from graphplan.errors import GraphplanError
 from graphplan_runtime.checkpoints.snapshot import restore_scheduler
 from tools.attack_edits import (
+    CAPTURES,
     CLUSTERS,
     GRAPHS,
     LATESTS,
@@ -116,7 +117,7 @@ def list_attacks(readers: Mapping[str, Reader]) -> Iterator[Case]:
     """All attacks, by kind of file."""
     edits: dict[str, Mapping[str, Edit]] = {
         "graph": GRAPHS, "plan": PLANS, "table": TABLES, "learned": LEARNED, "cluster": CLUSTERS,
-        "timeline": TIMELINES, "checkpoint manifest.json": MANIFESTS,
+        "timeline": TIMELINES, "capture": CAPTURES, "checkpoint manifest.json": MANIFESTS,
     }  # fmt: skip
     texts: dict[str, Mapping[str, bytes]] = {
         "toml": TOMLS,

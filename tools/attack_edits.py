@@ -258,6 +258,15 @@ TENSORS: dict[str, dict[str, Any]] = {
     "1,000 dimensions": {"shape": [1] * 1_000, "data_offsets": [0, 4]},
 }
 
+CAPTURES: dict[str, Edit] = {
+    "a module inside of another": put("evidence", "missing", value=["antigravity.x"]),
+    "a relative module": put("evidence", "missing", value=[".x"]),
+    "a file without an end": put("evidence", "files", value={"/dev/zero": "0" * 64}),
+    "a file with a NUL": put("evidence", "files", value={"x\x00y": "0" * 64}),
+    "code in the name of an input": put("graph", "inputs", 0, "name", value=f"y={CODE}"),
+    "another request": put("request", value=CODE),
+}
+
 TIMELINES: dict[str, Edit] = {
     "2^20 devices": put("num_devices", value=1 << 20),
     "spans of 10^308 s": put("spans", 0, value=["0F0", 0, -1e308, 1e308]),
