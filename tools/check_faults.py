@@ -13,6 +13,7 @@ Exits with 1 when anything of that does not hold. A table in Markdown is printed
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import platform
 import sys
@@ -23,7 +24,8 @@ from pathlib import Path
 
 import torch
 
-from tools.fault_cases import CASES, Case, Row
+from tools.fault_acts import Row
+from tools.fault_cases import CASES, Case
 from tools.fault_scene import STEPS, Scene
 
 AIM_S = 15.0
@@ -54,7 +56,8 @@ def check_case(case: Case, expected: dict[str, torch.Tensor]) -> tuple[Row, list
             row, wrong = Row(math.nan, -1, "", ()), [traceback.format_exc(limit=-3)]
         finally:
             scene.end()
-    return row, wrong
+    told = row.told.replace(str(scene.folder), "FOLDER").replace(platform.node(), "HOST")
+    return dataclasses.replace(row, told=told), wrong
 
 
 def format_row(name: str, case: Case, row: Row, wrong: list[str]) -> str:
