@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import resource
+import selectors
 import signal
 import sys
 import traceback
@@ -33,7 +34,7 @@ BATCH = 50
 """Cases of one child."""
 NUM_CHILDREN = 2
 """At work at the same time."""
-TRACED = 8
+TRACED = 40
 """One child of so many tells which lines it has executed."""
 
 _ALWAYS = (
@@ -251,23 +252,23 @@ def run_cases(
     seen: set[tuple[str, int]] = set()
     starts = range(0, len(cases), BATCH)
     waiting = collections.deque(range(i, min(i + BATCH, len(cases))) for i in starts)
-    while waiting:
-        started: list[tuple[range, tuple[int, int]]] = []
-        while waiting and len(started) < NUM_CHILDREN:
-            numbers = waiting.popleft()
-            told = files if (numbers.start // BATCH) % traced == 0 else ()
-            started.append((numbers, _start_child(cases, numbers, folder, told)))
-        for numbers, child in started:
-            for line in _hear_child(*child):
-                if "line" in line:
-                    seen.add((line["file"], line["line"]))
-                elif "verdict" in line:
-                    outcome = Outcome(line["case"], line["verdict"], line["detail"])
-                    outcomes[outcome.case] = outcome
-                else:
-                    _note_death(line["died"], numbers, outcomes)
-            left = [number for number in numbers if number not in outcomes]
-            waiting.extend([range(left[0], numbers.stop)] if left else [])
+    with selectors.DefaultSelector() as selector:
+        while waiting or selector.get_map():
+            while waiting and len(selector.get_map()) < NUM_CHILDREN:
+                numbers = waiting.popleft()
+                told = files if (numbers.start // BATCH) % traced == 0 else ()
+                child, reading = _start_child(cases, numbers, folder, told)
+                selector.register(reading, selectors.EVENT_READ, (numbers, child, bytearray()))
+            for key, _ in selector.select():
+                numbers, child, heard = key.data
+                if text := os.read(key.fd, 1 << 16):
+                    heard += text
+                    continue
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                _hear_child(child, heard, numbers, outcomes, seen)
+                left = [number for number in numbers if number not in outcomes]
+                waiting.extend([range(left[0], numbers.stop)] if left else [])
     return [outcomes[number] for number in range(len(cases))], seen
 
 
@@ -298,13 +299,23 @@ def _start_child(
     return child, reading
 
 
-def _hear_child(child: int, reading: int) -> Iterator[dict[str, Any]]:
-    """What a child tells of its cases, and how it died if it did."""
-    with os.fdopen(reading) as pipe:
-        yield from map(json.loads, pipe)
+def _hear_child(
+    child: int,
+    heard: bytearray,
+    numbers: range,
+    outcomes: dict[int, Outcome],
+    seen: set[tuple[str, int]],
+) -> None:
+    """What a child has told of its cases, and how it died if it did."""
+    for line in map(json.loads, heard.splitlines()):
+        if "line" in line:
+            seen.add((line["file"], line["line"]))
+        else:
+            outcomes[line["case"]] = Outcome(line["case"], line["verdict"], line["detail"])
     _, status = os.waitpid(child, 0)
     if status:
-        yield {"died": os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1}
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1
+        _note_death(number, numbers, outcomes)
 
 
 def _work(
