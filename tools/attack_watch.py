@@ -12,11 +12,13 @@ import collections
 import contextlib
 import gc
 import json
+import math
 import os
 import resource
 import selectors
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -242,10 +244,15 @@ def list_lines(path: str) -> dict[str, set[int]]:
 
 
 def run_cases(
-    cases: Sequence[Case], folder: Path, *, files: Sequence[str] = (), traced: int = TRACED
+    cases: Sequence[Case],
+    folder: Path,
+    *,
+    files: Sequence[str] = (),
+    traced: int = TRACED,
+    until_s: float = math.inf,
 ) -> tuple[list[Outcome], set[tuple[str, int]]]:
     """Outcomes of all cases, tried in forked children, and the lines that every `traced`-th of
-    these executed."""
+    these executed. No child starts after `until_s` of the monotonic clock."""
     gc.collect()
     gc.freeze()  # Children then look only at what they have made themselves.
     outcomes: dict[int, Outcome] = {}
@@ -254,6 +261,8 @@ def run_cases(
     waiting = collections.deque(range(i, min(i + BATCH, len(cases))) for i in starts)
     with selectors.DefaultSelector() as selector:
         while waiting or selector.get_map():
+            if time.monotonic() > until_s:
+                waiting.clear()
             while waiting and len(selector.get_map()) < NUM_CHILDREN:
                 numbers = waiting.popleft()
                 told = files if (numbers.start // BATCH) % traced == 0 else ()
@@ -269,7 +278,7 @@ def run_cases(
                 _hear_child(child, heard, numbers, outcomes, seen)
                 left = [number for number in numbers if number not in outcomes]
                 waiting.extend([range(left[0], numbers.stop)] if left else [])
-    return [outcomes[number] for number in range(len(cases))], seen
+    return [outcomes[number] for number in sorted(outcomes)], seen
 
 
 def _note_death(number: int, numbers: range, outcomes: dict[int, Outcome]) -> None:
