@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from graphplan_runtime.checkpoints.checkpoint import Manifest, read_checkpoint, read_manifest
 from graphplan_runtime.checkpoints.shelf import find_checkpoint
@@ -52,7 +53,7 @@ def save_for_ever(place: Place, rank: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     if place.num_ranks > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = find_loopback()
-        store = dist.FileStore(str(place.store), place.num_ranks)
+        store = FileStore(str(place.store), place.num_ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=place.num_ranks)
     saving = SaveFolder(place.saved, rank=rank, num_ranks=place.num_ranks, warn=note)
     found = find_checkpoint(place.saved)
