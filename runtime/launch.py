@@ -165,6 +165,21 @@ def signals_raised() -> Iterator[None]:
             signal.signal(each, handler)
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let no signal come between the start of a process and the note of it: nobody would end it."""
+    came: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in kinds}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
+
+
 def start_ranks(ranks: list[Rank], plan: Plan, options: RunOptions, folder: Path) -> None:
     """Start all processes; `ranks` holds those that were, whatever happens."""
     num_ranks = len(plan.program)
@@ -184,7 +199,8 @@ def start_ranks(ranks: list[Rank], plan: Plan, options: RunOptions, folder: Path
     for number in range(num_ranks):
         own = {"RANK": str(number), "LOCAL_RANK": str(number)}
         try:
-            ranks.append(Rank(number, start_rank(words, common | own, folder, number), folder))
+            with signals_held():
+                ranks.append(Rank(number, start_rank(words, common | own, folder, number), folder))
         except OSError as error:
             raise RunFailed(
                 f"Rank {number} of {num_ranks} cannot be started: {error}.",

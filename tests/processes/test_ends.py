@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,23 @@ def test_ctrl_c_twice_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         end_ranks([Rank(0, process, tmp_path)])
     assert process.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_while_a_rank_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is known before anybody hears of it, so that it can be ended."""
+
+    def start(*_: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "1000"])
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(launch, "start_rank", start)
+    ranks: list[Rank] = []
+    plan: Any = SimpleNamespace(program=("0F0",))
+    with pytest.raises(KeyboardInterrupt):
+        launch.start_ranks(ranks, plan, RunOptions(plan="p"), tmp_path)
+    ranks[0].process.kill()
+    assert ranks[0].process.wait() == -signal.SIGKILL
 
 
 def test_a_full_disk_is_seen_before_ranks_start() -> None:
