@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import math
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -83,6 +84,8 @@ def main() -> int:
     if arguments.list:
         print("\n".join(f"{name:22s}{case.what}" for name, case in CASES.items()))
         return 0
+    # Shells let background jobs ignore Ctrl-C, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="graphplan-") as name:
         expected = train_undisturbed(Path(name))
     lines, num_wrong = [], 0
