@@ -113,7 +113,7 @@ CASES: dict[str, Case] = {
     "abort-rank": Case("SIGABRT of a rank", to_rank(signal.SIGABRT, "SIGABRT"),
                        resumes=True),
     "stop-rank": Case("SIGSTOP of a rank from outside",
-                      to_rank(signal.SIGSTOP, "no sign of life"), timeout_s=10, resumes=True),
+                      to_rank(signal.SIGSTOP, "no sign of life"), timeout_s=60, resumes=True),
     "pause-launcher": Case("SIGSTOP of the launcher for 12 s", pause(12, everybody=False)),
     "suspend": Case("SIGSTOP of launcher and ranks for 25 s", pause(25, everybody=True)),
     "term-launcher": Case("SIGTERM of the launcher",
