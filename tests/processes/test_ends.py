@@ -59,7 +59,7 @@ def test_ctrl_c_twice_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch.time, "sleep", interrupt)
+    monkeypatch.setattr("graphplan_runtime.launch.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         end_ranks([Rank(0, process, tmp_path)])
     assert process.returncode == -signal.SIGKILL
