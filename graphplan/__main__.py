@@ -7,9 +7,14 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    from graphplan.cli.main import run_command
+    try:
+        from graphplan.cli.main import run_command
 
-    sys.exit(run_command(sys.argv[1:]))
+        code = run_command(sys.argv[1:])
+    except KeyboardInterrupt:  # Before there was a command to interrupt.
+        sys.stderr.write("Interrupted.\n")
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

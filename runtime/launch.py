@@ -34,6 +34,7 @@ from graphplan_runtime.faults.failures import (
     Failure,
     first_cause,
     has_told,
+    keep_room,
     read_failures,
     write_failure,
 )
@@ -91,14 +92,14 @@ def launch_ranks(options: RunOptions) -> None:
     check_devices(plan, options)
     if options.bind_cores is None:
         options = msgspec.structs.replace(options, bind_cores=True)
-    with private_folder() as folder, signals_raised():
+    with signals_raised(), private_folder() as folder:
         ranks: list[Rank] = []
         try:
             start_ranks(ranks, plan, options, folder)
             failed = watch_ranks(plan, ranks)
         except (Ended, KeyboardInterrupt) as error:
-            for rank in ranks:
-                rank.process.send_signal(signal.SIGINT)
+            for rank in ranks:  # One that has not begun would tell where its imports were.
+                rank.process.send_signal(signal.SIGINT if rank.place else signal.SIGTERM)
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise RunFailed(
@@ -107,7 +108,7 @@ def launch_ranks(options: RunOptions) -> None:
         finally:
             end_ranks(ranks)
         if failed:
-            raise explain_failures(plan, ranks)
+            raise explain_failures(plan, ranks, failed)
 
 
 def check_devices(plan: Plan, options: RunOptions) -> None:
@@ -133,16 +134,18 @@ def check_devices(plan: Plan, options: RunOptions) -> None:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A temporary folder that only this user can enter."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="graphplan-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise RunFailed(
-            f"No folder can be made for the run: {error}.",
-            remedy="Free some space, or set TMPDIR to a folder that can be written.",
-        ) from error
-    with made as name:
-        yield Path(name)
+    """A temporary folder that only this user can enter, with room for what may have to be told."""
+    with contextlib.ExitStack() as kept:
+        try:
+            made = tempfile.TemporaryDirectory(prefix="graphplan-", ignore_cleanup_errors=True)
+            folder = Path(kept.enter_context(made))
+            keep_room(folder)
+        except OSError as error:
+            raise RunFailed(
+                f"No folder can be made for the run: {error}.",
+                remedy="Free some space, or set TMPDIR to a folder that can be written.",
+            ) from error
+        yield folder
 
 
 @contextlib.contextmanager
@@ -160,6 +163,21 @@ def signals_raised() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let no signal come between the start of a process and the note of it: nobody would end it."""
+    came: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in kinds}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def start_ranks(ranks: list[Rank], plan: Plan, options: RunOptions, folder: Path) -> None:
@@ -181,7 +199,8 @@ def start_ranks(ranks: list[Rank], plan: Plan, options: RunOptions, folder: Path
     for number in range(num_ranks):
         own = {"RANK": str(number), "LOCAL_RANK": str(number)}
         try:
-            ranks.append(Rank(number, start_rank(words, common | own, folder, number), folder))
+            with signals_held():
+                ranks.append(Rank(number, start_rank(words, common | own, folder, number), folder))
         except OSError as error:
             raise RunFailed(
                 f"Rank {number} of {num_ranks} cannot be started: {error}.",
@@ -204,37 +223,48 @@ def start_rank(
         )
 
 
-def watch_ranks(plan: Plan, ranks: list[Rank]) -> bool:
-    """Wait until all ranks have come to the end of the run, or one has failed; whether one has."""
+def watch_ranks(plan: Plan, ranks: list[Rank]) -> list[Failure]:
+    """Wait until all ranks have come to the end of the run, or one has failed.
+
+    Returns what can be said of those that ended: nothing when all is well.
+    """
     while not any(rank.has_failed() for rank in ranks):
         if all(rank.process.returncode == 0 for rank in ranks):
-            return False
+            return []
         time.sleep(LOOK_EVERY_S)
-    for rank in ranks:
+    ended = [rank for rank in ranks if rank.has_failed()]
+    failures = [describe_exit(plan, rank) for rank in ended]
+    for rank, failure in zip(ended, failures, strict=True):
         # A rank that was killed has told nobody: the others would wait for it, and wonder.
-        if rank.has_failed() and not has_told(rank.folder, rank.number):
-            write_failure(describe_exit(plan, rank), rank.folder, rank=rank.number)
-    return True
+        if not has_told(rank.folder, rank.number):
+            write_failure(failure, rank.folder, rank=rank.number)
+    return failures
 
 
 def end_ranks(ranks: list[Rank]) -> None:
     """Let ranks end by themselves, then kill what still runs.
 
-    A stopped process, or one in a driver's hands, hears nothing else.
+    A stopped process, or one in a driver's hands, hears nothing else. Who presses Ctrl-C again does
+    not want to wait.
     """
     deadline = time.monotonic() + KILL_AFTER_S
-    while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
-        time.sleep(LOOK_EVERY_S)
-    for rank in ranks:
-        if rank.process.poll() is None:
-            rank.process.kill()
-    for rank in ranks:
-        rank.process.wait()
+    try:
+        while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        for rank in ranks:
+            if rank.process.poll() is None:
+                rank.process.kill()
+        for rank in ranks:
+            rank.process.wait()
 
 
-def explain_failures(plan: Plan, ranks: list[Rank]) -> RunFailed:
-    """The first cause of a failed run, from what the ranks left behind."""
-    cause = first_cause(read_failures(ranks[0].folder))
+def explain_failures(plan: Plan, ranks: list[Rank], ended: list[Failure]) -> RunFailed:
+    """The first cause of a failed run, from what the ranks left behind.
+
+    `ended` is what is known of them when nothing could be left.
+    """
+    cause = first_cause(read_failures(ranks[0].folder) or ended)
     assert cause is not None
     place = ranks[cause.rank].place if cause.kind == "hang" else None
     if place is not None:  # More recent than what others last heard of the rank.

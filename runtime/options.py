@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 from typing import Literal
 
 from graphplan.errors import InvalidOption
@@ -61,6 +61,17 @@ class RunOptions(Noun, frozen=True, kw_only=True):
             raise InvalidOption(
                 "An emulated run trains nothing.",
                 remedy="Leave out --reference, --save and --resume, or --emulate.",
+            )
+        if not 0 < self.hang_timeout_s < inf:
+            raise InvalidOption(
+                f"--hang-timeout is {self.hang_timeout_s:g} s.",
+                remedy="Use --hang-timeout 10, or another number of seconds above 0.",
+            )
+        is_clipped_well = self.clip_norm is None or 0 < self.clip_norm < inf
+        if not (isfinite(self.learning_rate) and is_clipped_well):
+            raise InvalidOption(
+                f"--lr is {self.learning_rate:g}, --clip-norm is {self.clip_norm}.",
+                remedy="Use --lr 0.001 and --clip-norm 1, or other finite numbers above 0.",
             )
         odd = [k for k, v in self.settings.items() if isinstance(v, float) and not isfinite(v)]
         if odd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import statistics
 import sys
@@ -13,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from graphplan.errors import RunFailed
 from graphplan.files import write_noun
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.task import Task, parse_task
@@ -204,8 +206,20 @@ class Reporter:
         """A step has ended."""
         if not (self.options.as_json or self.options.quiet):
             told = "" if loss is None else f"   loss {loss:.6f}"
-            sys.stdout.write(f"step {step:5d}{told}   {step_s:.3f} s\n")
+            self._say(f"step {step:5d}{told}   {step_s:.3f} s")
+
+    @staticmethod
+    def _say(text: str) -> None:
+        """Print at once; a run whose output is lost ends as one that fails, and can be resumed."""
+        try:
+            sys.stdout.write(text + "\n")
             sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Nothing is written at the end, either.
+            raise RunFailed(
+                f"The output of the run cannot be written: {error.strerror}.",
+                remedy="Use --quiet, or let it be written elsewhere; --resume goes on.",
+            ) from error
 
     def finish(self, report: WholeReport, *, rank: int) -> None:
         """The run has ended."""
@@ -213,10 +227,9 @@ class Reporter:
             return
         if self.options.as_json:
             # msgspec writes null for what is not finite; JSON has no NaN.
-            sys.stdout.write(msgspec.json.encode(report.facts).decode() + "\n")
+            self._say(msgspec.json.encode(report.facts).decode())
             return
-        for line in summarise_run(report.facts):
-            sys.stdout.write(line + "\n")
+        self._say("\n".join(summarise_run(report.facts)))
 
 
 def summarise_run(facts: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -42,7 +43,10 @@ GROUP_TIMEOUT = timedelta(hours=1)
 def run_rank(options: RunOptions) -> None:
     """Run one rank under torchrun or our launcher; does not return when it fails."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    Worker(options).run()
+    try:
+        Worker(options).run()
+    except KeyboardInterrupt:
+        end_process(130)
 
 
 class Worker:
@@ -65,7 +69,7 @@ class Worker:
         try:
             self._run()
         except KeyboardInterrupt:
-            end_process(130)
+            raise
         except BaseException as error:
             self._fail(error)
 
@@ -113,6 +117,8 @@ class Worker:
         return store
 
     def _connect(self, store: Store, device: torch.device) -> None:
+        if device.type == "cpu":
+            require_handles(self.num_ranks)
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         with shut_doors():
             dist.init_process_group(
@@ -173,6 +179,24 @@ class Worker:
             if failure.kind == "cut" and "TORCHELASTIC_RUN_ID" in os.environ:
                 end_agent(os.getppid())
         end_process(failure.exit_code or 1)
+
+
+def require_handles(num_ranks: int) -> None:
+    """Have as many file descriptors as gloo needs: where it finds none, it ends the process.
+
+    A group takes three of them, one to listen and one for every other member; there are six groups
+    of all ranks (transport.py), and some files.
+    """
+    needed = 12 + 6 * (num_ranks + 3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < needed:
+        raise InvalidOption(
+            f"too many open files: {num_ranks} ranks need about {needed} file descriptors each, the"
+            f" limit is {hard}.",
+            remedy=f"Raise it (ulimit -n {max(4096, needed)}) and start again.",
+        )
+    if resource.RLIM_INFINITY != soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def end_agent(agent: int) -> None:

@@ -17,6 +17,7 @@ import collections
 import contextlib
 import importlib
 import json
+import math
 import random
 import resource
 import sys
@@ -119,7 +120,8 @@ def count_verdicts(
 ) -> dict[str, collections.Counter[str]]:
     """Outcomes by kind of file."""
     found: dict[str, collections.Counter[str]] = {}
-    for case, outcome in zip(cases, outcomes, strict=True):
+    for outcome in outcomes:
+        case = cases[outcome.case]
         found.setdefault(case.kind, collections.Counter())[outcome.verdict] += 1
     return found
 
@@ -156,17 +158,25 @@ def format_coverage(seen: set[tuple[str, int]]) -> str:
 def list_findings(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> list[str]:
     """Each different finding once."""
     found: dict[str, str] = {}
-    for case, outcome in zip(cases, outcomes, strict=True):
+    for outcome in outcomes:
         if outcome.is_finding:
+            case = cases[outcome.case]
             key = f"{case.kind} {outcome.verdict} {outcome.detail.splitlines()[-1:]}"
             found.setdefault(key, f"{case.kind}, {case.name}: {outcome.verdict}\n{outcome.detail}")
     return list(found.values())
 
 
 def attack(
-    count: int, seed: int, folder: Path, *, trace: bool = True, most_uses: int | None = None
+    count: int,
+    seed: int,
+    folder: Path,
+    *,
+    trace: bool = True,
+    most_uses: int | None = None,
+    minutes: float = math.inf,
 ) -> dict[str, Any]:
     """Run everything; tables and findings. `most_uses` keeps a short run to the first uses."""
+    until_s = time.monotonic() + 60 * minutes
     hurry()
     readers = [reader._replace(uses=reader.uses[:most_uses]) for reader in list_readers(folder)]
     warm_up(readers, folder)
@@ -176,11 +186,11 @@ def attack(
     by_hand, _ = run_cases(attacks, folder / "hand")
     # Once more for the lines alone: a trace makes slow cases count as hangs.
     seen = run_cases(attacks, folder / "lines", files=files, traced=1)[1] if trace else set()
-    mutated, more = run_cases(mutants, folder / "mutants", files=files)
+    mutated, more = run_cases(mutants, folder / "mutants", files=files, until_s=until_s)
     return {
         "attacks": count_verdicts(attacks, by_hand),
         "mutants": count_verdicts(mutants, mutated),
-        "findings": list_findings([*attacks, *mutants], [*by_hand, *mutated]),
+        "findings": list_findings(attacks, by_hand) + list_findings(mutants, mutated),
         "coverage": format_coverage(seen | more) if trace else "",
     }
 
@@ -190,11 +200,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=20_000, help="mutated files")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no more after them")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        found = attack(options.count, options.seed, Path(folder))
+        found = attack(options.count, options.seed, Path(folder), minutes=options.minutes)
     if options.json:
         print(json.dumps(found))
         return 1 if found["findings"] else 0

@@ -18,10 +18,12 @@ import torch
 from graphplan.errors import GraphplanError
 from graphplan_runtime.checkpoints.snapshot import restore_scheduler
 from tools.attack_edits import (
+    CAPTURES,
     CLUSTERS,
     GRAPHS,
     LATESTS,
     LEARNED,
+    LINKS,
     MANIFESTS,
     MARKER,
     PLANS,
@@ -96,11 +98,26 @@ def _place_special(reader: Reader, make: Callable[[Path], None]) -> Callable[[Pa
     return run
 
 
+def _place_link(reader: Reader, name: str) -> Callable[[Path], str | None]:
+    """A folder of checkpoints with a link to a place outside, where a run would write."""
+
+    def run(folder: Path) -> str | None:
+        reader.place(folder, reader.seeds[0])
+        path = folder / "saved" / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(MARKER)
+        for use in reader.uses:
+            use(folder)
+        return None
+
+    return run
+
+
 def list_attacks(readers: Mapping[str, Reader]) -> Iterator[Case]:
     """All attacks, by kind of file."""
     edits: dict[str, Mapping[str, Edit]] = {
         "graph": GRAPHS, "plan": PLANS, "table": TABLES, "learned": LEARNED, "cluster": CLUSTERS,
-        "timeline": TIMELINES, "checkpoint manifest.json": MANIFESTS,
+        "timeline": TIMELINES, "capture": CAPTURES, "checkpoint manifest.json": MANIFESTS,
     }  # fmt: skip
     texts: dict[str, Mapping[str, bytes]] = {
         "toml": TOMLS,
@@ -125,6 +142,8 @@ def list_attacks(readers: Mapping[str, Reader]) -> Iterator[Case]:
     }
     for name, make in special.items():
         yield check_marker(name, tensors.kind, _place_special(tensors, make))
+    for name in LINKS:
+        yield check_marker(f"{name} is a link", "checkpoint", _place_link(tensors, name))
     for key, value in {"optimizer": 5, "step": "x", "get_lr": None, "_last_lr": [{}]}.items():
         yield check_marker(f"a schedule's {key}", "checkpoint", _resume_injected({key: value}))
     pt2 = readers["pt2"]._replace(uses=(load_program,))

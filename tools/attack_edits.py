@@ -32,6 +32,14 @@ def _loop_trees(tree: Tree) -> None:
             array["content"] = base64.b64encode(bytes(size)).decode()
 
 
+def _slow_down(tree: Tree) -> None:
+    """Every rate that can be one becomes so small that times have no end."""
+    for device in tree["devices"]:
+        for kind in ("plain", "roofline"):
+            rates = device[kind]["flops_per_s_by_dtype"]
+            device[kind]["flops_per_s_by_dtype"] = dict.fromkeys(rates, 1e-200)
+
+
 def edit(text: bytes, change: Edit) -> bytes:
     """A JSON file with one change in its tree."""
     tree = json.loads(text)
@@ -193,6 +201,7 @@ LEARNED: dict[str, Edit] = {
     "children that are their own parents": lambda t: _loop_trees(t),
     "a device named as markup": lambda t: t["devices"][0]["plain"].update(name=MARKUP),
     "no devices": put("devices", value=[]),
+    "a roofline of 10^-200 FLOP/s": lambda t: _slow_down(t),
 }
 
 CLUSTERS: dict[str, Edit] = {
@@ -234,6 +243,12 @@ LATESTS: dict[str, bytes] = {
     "1 MB of dots": b"../" * 300_000,
 }
 
+LINKS = (
+    ".trial-0000", ".latest.new", ".step-00000003", ".step-00000004", "step-00000004", "latest",
+    "lock", ".dropped-step-00000003",
+)  # fmt: skip
+"""Names in a folder of checkpoints that a run writes, or takes away."""
+
 TENSORS: dict[str, dict[str, Any]] = {
     "a shape that overflows": {"shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]},
     "a shape of 2^62": {"shape": [1 << 62], "data_offsets": [0, 24]},
@@ -241,6 +256,15 @@ TENSORS: dict[str, dict[str, Any]] = {
     "offsets beyond the end": {"shape": [6], "data_offsets": [1 << 40, (1 << 40) + 24]},
     "a dtype that is none": {"dtype": "OBJECT", "shape": [6], "data_offsets": [0, 24]},
     "1,000 dimensions": {"shape": [1] * 1_000, "data_offsets": [0, 4]},
+}
+
+CAPTURES: dict[str, Edit] = {
+    "a module inside of another": put("evidence", "missing", value=["antigravity.x"]),
+    "a relative module": put("evidence", "missing", value=[".x"]),
+    "a file without an end": put("evidence", "files", value={"/dev/zero": "0" * 64}),
+    "a file with a NUL": put("evidence", "files", value={"x\x00y": "0" * 64}),
+    "code in the name of an input": put("graph", "inputs", 0, "name", value=f"y={CODE}"),
+    "another request": put("request", value=CODE),
 }
 
 TIMELINES: dict[str, Edit] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import struct
 import zipfile
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 
 from tools.attack_edits import CODE, MARKER
 from tools.attack_readers import read_member, repack
+
+_END = struct.Struct("<4s4H2LH")
+"""What stands at the end of an archive."""
 
 
 class _Evil:
@@ -25,6 +29,38 @@ def _save_evil() -> bytes:
     return file.getvalue()
 
 
+def _dump_evil() -> bytes:
+    return pickle.dumps(((_Evil(),), {}), protocol=2)
+
+
+def _add_table(sound: bytes, changes: dict[str, bytes]) -> bytes:
+    """Python reads the sound table of contents before the end, torch the one in the comment."""
+    members, table = _split(repack(sound, {}))
+    others, other = _split(repack(sound, changes))
+    start = len(members) + len(others)
+    hidden = start + len(table) + _END.size
+    count = len(zipfile.ZipFile(io.BytesIO(sound)).infolist())
+    comment = _move_members(other, len(members))
+    end = _END.pack(b"PK\5\6", 0, 0, count, count, len(table), hidden, len(comment))
+    return members + others + _move_members(table, hidden - start) + end + comment
+
+
+def _split(archive: bytes) -> tuple[bytes, bytes]:
+    """The members of an archive, and their table."""
+    *_, size, start, _ = _END.unpack(archive[-_END.size :])
+    return archive[:start], archive[start : start + size]
+
+
+def _move_members(table: bytes, by: int) -> bytes:
+    """A table of contents whose members are elsewhere."""
+    moved, at = bytearray(table), 0
+    while at < len(table):
+        (place,) = struct.unpack_from("<L", table, at + 42)
+        struct.pack_into("<L", moved, at + 42, place + by)
+        at += 46 + sum(struct.unpack_from("<3H", table, at + 28))
+    return bytes(moved)
+
+
 def _bomb() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -33,6 +69,7 @@ def _bomb() -> bytes:
 
 
 MODEL = "models/model.json"
+PICKLE = "data/sample_inputs/model.pt"
 
 
 def list_programs(sound: bytes) -> dict[str, bytes]:
@@ -44,8 +81,8 @@ def _list_pickles(sound: bytes) -> dict[str, bytes]:
     """Members that run when they are unpickled or linked."""
     config = read_member(sound, "model_weights_config.json")
     return {
-        "a pickle for example inputs": repack(sound, {"data/sample_inputs/model.pt": _save_evil()}),
-        "a plain pickle": repack(sound, {"data/sample_inputs/model.pt": pickle.dumps(_Evil())}),
+        "a pickle for example inputs": repack(sound, {PICKLE: _save_evil()}),
+        "a plain pickle": repack(sound, {PICKLE: pickle.dumps(_Evil())}),
         "a custom object": repack(sound, {"data/constants/custom_obj_0": pickle.dumps(_Evil())}),
         "an opaque object": repack(sound, {"data/constants/opaque_obj_0": pickle.dumps(_Evil())}),
         "a weight that is a pickle": repack(
@@ -104,6 +141,11 @@ def _list_archives(sound: bytes) -> dict[str, bytes]:
         "a path outside": repack(sound, {"../../../tmp/x": b""}),
         "an unknown folder": repack(sound, {"hooks/post": b""}),
         "two archives": b"\x00" * 64 + sound,
+        "two tables of contents": _add_table(sound, {PICKLE: _save_evil()}),
+        "two tables in its example inputs": repack(
+            sound, {PICKLE: _add_table(read_member(sound, PICKLE), {"data.pkl": _dump_evil()})}
+        ),
+        "a comment": sound[:-2] + struct.pack("<H", 7) + b"comment",
         "a bomb": _bomb(),
         "half an archive": sound[: len(sound) // 2],
         "deep JSON": repack(sound, {MODEL: b"[" * 100_000 + b"]" * 100_000}),

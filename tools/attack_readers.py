@@ -187,12 +187,12 @@ def _list_plans(plans: Sequence[bytes], own: Plan, timeline: Timeline) -> tuple[
 
 
 def _list_graphs(graph: OpGraph, known: tuple[str, bytes]) -> tuple[Reader, ...]:
-    small = ("--no-baselines", "--time-limit", "1", "-o", "{}/out.json", "--gpus", "2")
+    small = ("--no-baselines", "--effort", "0.1", "-o", "{}/out.json", "--gpus", "2")
     out = ("-o", "{}/out.json")
     measure = ("--device", "cpu", "--ranks-per-host", "1", "--batch-sizes", "2", "--no-cache")
     table = estimate_table(graph, find_device_type("a100-80gb"), batch_sizes=(1, 2, 4, 8))
     learned = learn_costs(make_set(8), hold_out=("net-5",), epochs=1, num_trees=8, seed=1)
-    sets = encode_noun(make_set(2))
+    sets = encode_noun(make_set(3))
     return (
         Reader(
             "graph", "graph.json", (known[1],),
@@ -210,11 +210,13 @@ def _list_graphs(graph: OpGraph, known: tuple[str, bytes]) -> tuple[Reader, ...]
         Reader(
             "learned", "cost.json", (encode_noun(learned),),
             lambda folder: read_noun(folder / "cost.json", LearnedCosts),
-            (command("profile", "{}/graph.json", "--costs", "learned:{}/cost.json", *out),),
+            (command("profile", "{}/graph.json", "--costs", "learned:{}/cost.json", *out),
+             command("search", "{}/graph.json", "--costs", "learned:{}/cost.json", *small)),
             (known,),
         ),
         Reader("costset", "set.json", (sets,),
-               lambda folder: read_training([folder / "set.json"])),
+               lambda folder: read_training([folder / "set.json"]),
+               (command("learn", "{}/set.json", "--epochs", "1", *out),)),
     )  # fmt: skip
 
 
@@ -223,7 +225,7 @@ def _list_clusters(known: tuple[str, bytes]) -> tuple[Reader, ...]:
         search = ("search", "{}/graph.json", "--cluster", f"{{}}/{name}", "--no-baselines")
         return (
             command("clusters", f"{{}}/{name}"),
-            command(*search, "--time-limit", "1", "-o", "{}/out.json"),
+            command(*search, "--effort", "0.1", "-o", "{}/out.json"),
         )
 
     return (

@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from graphplan.captures import store
 from graphplan.captures.entry import Entry, Evidence
+from graphplan.captures.witness import list_folders
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.errors import InvalidFile
 from graphplan.files import encode_noun
@@ -176,9 +177,9 @@ def keep_captured(folder: Path) -> str | None:
 
 _FAILURE = Failure(rank=0, kind="error", place="step 3", message="lost", remedy="Try again.")
 _REQUEST = '{"model": "small"}'
-_EVIDENCE = Evidence(files={"/nowhere/model": None}, stamps={"/nowhere/x": ""}, folders={},
-                     names=(), missing=("nowhere",), variables={"NOWHERE": None},
-                     arguments=None)  # fmt: skip
+_EVIDENCE = Evidence(files={"/nowhere/model": None}, stamps={"/nowhere/x": ""},
+                     folders=list_folders(set(), set()), names=(), missing=("nowhere",),
+                     variables={"NOWHERE": None}, arguments=None)  # fmt: skip
 
 
 def list_runs(folder: Path, graph: OpGraph) -> tuple[Reader, ...]:

@@ -12,10 +12,13 @@ import collections
 import contextlib
 import gc
 import json
+import math
 import os
 import resource
+import selectors
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,12 +29,14 @@ from graphplan.errors import GraphplanError
 
 HANG_S = 10.0
 KILL_S = 20.0
+WAIT_S = 120.0
+"""Of the wall clock: a case that waits for something takes no processor time."""
 MEMORY_BYTES = 1 << 30
 BATCH = 50
 """Cases of one child."""
 NUM_CHILDREN = 2
 """At work at the same time."""
-TRACED = 8
+TRACED = 40
 """One child of so many tells which lines it has executed."""
 
 _ALWAYS = (
@@ -56,6 +61,10 @@ _MAKING = ("os.symlink", "os.link")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
+_NO_LINKS = os.O_EXCL | os.O_NOFOLLOW
+"""Flags with which a link is not opened."""
+
+
 class Watch:
     """What happened while it was open; writing is allowed below `output` only."""
 
@@ -70,9 +79,13 @@ class Watch:
             return
         if event in _ALWAYS:
             self.found.append(f"{event} {str(args[:1])[:120]}")
-        elif event in _WRITING and not self._is_inside(_find_place(event, args)):
+        elif event in _WRITING and not self._is_inside(_find_place(event, args), follow=False):
             self.found.append(f"{event} {str(args[:2])[:120]}")
-        elif event == "open" and self._writes(args) and not self._is_inside(args[0]):
+        elif (
+            event == "open"
+            and self._writes(args)
+            and not self._is_inside(args[0], follow=not (args[2] or 0) & _NO_LINKS)
+        ):
             self.found.append(f"open for writing {str(args[0])[:120]}")
 
     @staticmethod
@@ -82,12 +95,15 @@ class Watch:
             return any(each in mode for each in "wax+")
         return bool((flags or 0) & _WRITE_FLAGS)
 
-    def _is_inside(self, path: object) -> bool:
+    def _is_inside(self, path: object, *, follow: bool = True) -> bool:
+        """Opening goes through a link; removing and renaming are done to the link itself."""
         if path == os.devnull or isinstance(path, int):
             return True
         if self.output is None or not isinstance(path, (str, os.PathLike)):
             return False
-        return f"{os.path.realpath(path)}/".startswith(self.output)
+        folder, name = os.path.split(os.fspath(path))
+        real = os.path.realpath(path) if follow else f"{os.path.realpath(folder)}/{name}"
+        return f"{real}/".startswith(self.output)
 
 
 def _find_place(event: str, args: tuple[Any, ...]) -> object:
@@ -152,6 +168,7 @@ def judge(number: int, case: Case, folder: Path) -> Outcome:
     before, baseline = dict(os.environ), _reset_peak()
     signal.setitimer(signal.ITIMER_PROF, HANG_S)
     signal.setitimer(signal.ITIMER_VIRTUAL, KILL_S)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_S)
     try:
         with watch(folder) as seen:
             verdict, detail = _try(case, folder)
@@ -160,6 +177,7 @@ def judge(number: int, case: Case, folder: Path) -> Outcome:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     if seen.found:
         return Outcome(number, "acted", "; ".join(sorted(set(seen.found))[:4]))
     if dict(os.environ) != before:
@@ -226,34 +244,41 @@ def list_lines(path: str) -> dict[str, set[int]]:
 
 
 def run_cases(
-    cases: Sequence[Case], folder: Path, *, files: Sequence[str] = (), traced: int = TRACED
+    cases: Sequence[Case],
+    folder: Path,
+    *,
+    files: Sequence[str] = (),
+    traced: int = TRACED,
+    until_s: float = math.inf,
 ) -> tuple[list[Outcome], set[tuple[str, int]]]:
     """Outcomes of all cases, tried in forked children, and the lines that every `traced`-th of
-    these executed."""
+    these executed. No child starts after `until_s` of the monotonic clock."""
     gc.collect()
     gc.freeze()  # Children then look only at what they have made themselves.
     outcomes: dict[int, Outcome] = {}
     seen: set[tuple[str, int]] = set()
     starts = range(0, len(cases), BATCH)
     waiting = collections.deque(range(i, min(i + BATCH, len(cases))) for i in starts)
-    while waiting:
-        started: list[tuple[range, tuple[int, int]]] = []
-        while waiting and len(started) < NUM_CHILDREN:
-            numbers = waiting.popleft()
-            told = files if (numbers.start // BATCH) % traced == 0 else ()
-            started.append((numbers, _start_child(cases, numbers, folder, told)))
-        for numbers, child in started:
-            for line in _hear_child(*child):
-                if "line" in line:
-                    seen.add((line["file"], line["line"]))
-                elif "verdict" in line:
-                    outcome = Outcome(line["case"], line["verdict"], line["detail"])
-                    outcomes[outcome.case] = outcome
-                else:
-                    _note_death(line["died"], numbers, outcomes)
-            left = [number for number in numbers if number not in outcomes]
-            waiting.extend([range(left[0], numbers.stop)] if left else [])
-    return [outcomes[number] for number in range(len(cases))], seen
+    with selectors.DefaultSelector() as selector:
+        while waiting or selector.get_map():
+            if time.monotonic() > until_s:
+                waiting.clear()
+            while waiting and len(selector.get_map()) < NUM_CHILDREN:
+                numbers = waiting.popleft()
+                told = files if (numbers.start // BATCH) % traced == 0 else ()
+                child, reading = _start_child(cases, numbers, folder, told)
+                selector.register(reading, selectors.EVENT_READ, (numbers, child, bytearray()))
+            for key, _ in selector.select():
+                numbers, child, heard = key.data
+                if text := os.read(key.fd, 1 << 16):
+                    heard += text
+                    continue
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                _hear_child(child, heard, numbers, outcomes, seen)
+                left = [number for number in numbers if number not in outcomes]
+                waiting.extend([range(left[0], numbers.stop)] if left else [])
+    return [outcomes[number] for number in sorted(outcomes)], seen
 
 
 def _note_death(number: int, numbers: range, outcomes: dict[int, Outcome]) -> None:
@@ -283,13 +308,23 @@ def _start_child(
     return child, reading
 
 
-def _hear_child(child: int, reading: int) -> Iterator[dict[str, Any]]:
-    """What a child tells of its cases, and how it died if it did."""
-    with os.fdopen(reading) as pipe:
-        yield from map(json.loads, pipe)
+def _hear_child(
+    child: int,
+    heard: bytearray,
+    numbers: range,
+    outcomes: dict[int, Outcome],
+    seen: set[tuple[str, int]],
+) -> None:
+    """What a child has told of its cases, and how it died if it did."""
+    for line in map(json.loads, heard.splitlines()):
+        if "line" in line:
+            seen.add((line["file"], line["line"]))
+        else:
+            outcomes[line["case"]] = Outcome(line["case"], line["verdict"], line["detail"])
     _, status = os.waitpid(child, 0)
     if status:
-        yield {"died": os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1}
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1
+        _note_death(number, numbers, outcomes)
 
 
 def _work(
@@ -297,10 +332,11 @@ def _work(
 ) -> None:
     """Try cases in this process, which is a child."""
 
-    def ring(*_: object) -> None:
-        raise Hang(f"more than {HANG_S} s")
+    def ring(number: int, _: object) -> None:
+        raise Hang(f"it waits for {WAIT_S} s" if number == signal.SIGALRM else f"over {HANG_S} s")
 
     signal.signal(signal.SIGPROF, ring)
+    signal.signal(signal.SIGALRM, ring)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + 3 * MEMORY_BYTES, resource.RLIM_INFINITY))

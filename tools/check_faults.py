@@ -13,8 +13,10 @@ Exits with 1 when anything of that does not hold. A table in Markdown is printed
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +25,8 @@ from pathlib import Path
 
 import torch
 
-from tools.fault_cases import CASES, Case, Row
+from tools.fault_acts import Row
+from tools.fault_cases import CASES, Case
 from tools.fault_scene import STEPS, Scene
 
 AIM_S = 15.0
@@ -54,7 +57,8 @@ def check_case(case: Case, expected: dict[str, torch.Tensor]) -> tuple[Row, list
             row, wrong = Row(math.nan, -1, "", ()), [traceback.format_exc(limit=-3)]
         finally:
             scene.end()
-    return row, wrong
+    told = row.told.replace(str(scene.folder), "FOLDER").replace(platform.node(), "HOST")
+    return dataclasses.replace(row, told=told), wrong
 
 
 def format_row(name: str, case: Case, row: Row, wrong: list[str]) -> str:
@@ -80,6 +84,8 @@ def main() -> int:
     if arguments.list:
         print("\n".join(f"{name:22s}{case.what}" for name, case in CASES.items()))
         return 0
+    # Shells let background jobs ignore Ctrl-C, and so would all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="graphplan-") as name:
         expected = train_undisturbed(Path(name))
     lines, num_wrong = [], 0

@@ -198,10 +198,11 @@ def still_holds(evidence: Evidence) -> bool:
 
 
 def hash_file(path: str) -> str | None:
-    """Hash of a file's contents, None if it cannot be read."""
+    """Hash of a file's contents, None if it cannot be read; devices and pipes have no end."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
+        is_file = Path(path).is_file()
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_file else None
+    except (OSError, ValueError):
         return None
 
 
@@ -243,9 +244,9 @@ def list_folders(folders: set[str], names: set[str]) -> dict[str, tuple[str, ...
 
 
 def can_find(name: str) -> bool:
-    """Whether a top-level module could be imported."""
+    """Whether a top-level module could be imported, or would be by looking for one inside of it."""
     try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
+        return "." in name or name in sys.modules or importlib.util.find_spec(name) is not None
     except (ImportError, ValueError, AttributeError):
         return False
 

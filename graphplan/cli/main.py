@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 no feasible plan or check failed, 2 bad input, 130 interru
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -91,6 +92,14 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # Where the rest goes that waits to be written.
+        click.echo(f"Error: The output cannot be written: {error.strerror}.", err=True)
+        return 1
     except GraphplanError as error:
         if debug:
             traceback.print_exc()

@@ -20,6 +20,7 @@ from graphplan.cost.features import DEVICE_COLUMNS, RANGED, Floats, GraphFeature
 from graphplan.cost.novelty import Fence, find_novelties
 from graphplan.cost.predictors import Predictor, load_predictor
 from graphplan.cost.stepratio import RatioFit
+from graphplan.errors import InvalidFile
 from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.learned import LearnedCosts
 from graphplan.nouns.opgraph import OpGraph
@@ -87,16 +88,22 @@ class TablePredictor:
         novel = numpy.array([why is not None for why in novelties], dtype=bool)
         seconds = features.reference_s * numpy.exp(numpy.clip(mean, -8.0, 8.0))
         deviation = numpy.where(novel[None, :, None], numpy.maximum(deviation, NOVEL), deviation)
-        return ProfileTable(
-            graph=graph.fingerprint,
-            device=device_type.name,
-            source="learned",
-            batch_sizes=features.batch_sizes,
-            rows=_make_rows(graph, features, seconds, deviation, novel),
-            calibration=tuple(self._ratio.predict(features, seconds.sum((1, 2))).tolist()),
-            provenance=_tell_origin(self._learned, novelties),
-            step_uncertainty=_add_up(features, seconds, deviation, self._ratio.error),
-        )
+        try:
+            return ProfileTable(
+                graph=graph.fingerprint,
+                device=device_type.name,
+                source="learned",
+                batch_sizes=features.batch_sizes,
+                rows=_make_rows(graph, features, seconds, deviation, novel),
+                calibration=tuple(self._ratio.predict(features, seconds.sum((1, 2))).tolist()),
+                provenance=_tell_origin(self._learned, novelties),
+                step_uncertainty=_add_up(features, seconds, deviation, self._ratio.error),
+            )
+        except ValueError as error:  # Each of its numbers is possible, but not all together.
+            raise InvalidFile(
+                f"The learned costs give times that no op can take: {error}.",
+                remedy="Train them again with `graphplan learn`.",
+            ) from error
 
 
 def _make_rows(

@@ -31,6 +31,11 @@ MAX_MEMBERS = 1 << 20
 MAX_EXPRESSION = 10_000
 MAX_DEPTH = 64
 """Parentheses inside of parentheses."""
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+"""What stands at the end of an archive, and before it when the archive has 4 GB or more."""
+_MOST_32 = (1 << 32) - 1
 
 _JSON = re.compile(
     r"models/[\w.-]+\.json|data/(?:weights|constants)/[\w.-]+_(?:weights|constants)_config\.json"
@@ -91,6 +96,7 @@ def check_program(path: Path) -> None:
 
 
 def _check_archive(file: BinaryIO, path: Path) -> None:
+    _check_end(file, path)
     with zipfile.ZipFile(file) as archive:
         names = _list_members(archive, path)
         for name, member in names.items():
@@ -102,6 +108,32 @@ def _check_archive(file: BinaryIO, path: Path) -> None:
                 raise _refuse(path, f"it holds {name[:80]!a}, which a saved model does not need")
     if not any(name.startswith("models/") for name in names):
         raise _refuse(path, "it holds no model")
+
+
+def _check_end(file: BinaryIO, path: Path) -> None:
+    """Refuse an archive that others may read otherwise than we do.
+
+    Its table of contents must end where the archive's end begins. Python looks for it there, torch
+    where the end says that it is: in between, or in a comment, there could be another one.
+    """
+    at = file.seek(0, io.SEEK_END) - _END.size
+    _, _, _, _, _, size, start, _ = found = _read_record(file, at, _END)
+    place = at - _LOCATOR_64.size
+    sign, _, stated, _ = _read_record(file, place, _LOCATOR_64)
+    if sign == b"PK\6\7":
+        at = place - _END_64.size
+        sign, *_, size, start = _read_record(file, at, _END_64)
+        if stated != at or sign != b"PK\6\6":
+            raise _refuse(path, "its end is not where it says")
+    elif _MOST_32 in (size, start):
+        raise _refuse(path, "its end names no table of contents")
+    if found[0] != b"PK\5\6" or found[-1] or start + size != at:
+        raise _refuse(path, "its table of contents is not at its end")
+
+
+def _read_record(file: BinaryIO, at: int, record: struct.Struct) -> tuple[Any, ...]:
+    file.seek(max(at, 0))
+    return record.unpack(file.read(record.size))
 
 
 def _list_members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
@@ -203,6 +235,7 @@ def _check_expression(text: object, path: Path) -> None:
 
 def _check_pickle(content: bytes, path: Path) -> None:
     """The example inputs: an archive of its own, whose pickle makes tensors only."""
+    _check_end(io.BytesIO(content), path)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = _list_members(archive, path)
         for name in members:

@@ -20,6 +20,13 @@ COST_SOURCES = {
 """What `provenance.costs` means."""
 
 
+def explain_missing(plan: Plan) -> str:
+    """Why a baseline has no step time."""
+    options = plan.provenance.options
+    was_asked = options.get("baselines") != "False" and bool(options or plan.baselines)
+    return "found no plan that fits" if was_asked else "was not asked for"
+
+
 class Figures(Noun, frozen=True, kw_only=True, omit_defaults=True):
     """What `search --json` and `show --json` print."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from graphplan.nouns.plan import Plan
 from graphplan.report.certainty import describe_certainty
-from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES
+from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES, explain_missing
 from graphplan.report.limits import Finding, Topic
 from graphplan.report.markup import draw_element, write_text
 from graphplan.report.palette import IDLE_COLOURS, KIND_COLOURS
@@ -106,7 +106,7 @@ def write_comparison(plan: Plan) -> str:
         title = title[0].upper() + title[1:] if title else "(no name)"
         other_s = plan.baselines.get(name)
         if other_s is None:
-            entries.append((title, 0.0, "missing", "does not fit, or was not asked for"))
+            entries.append((title, 0.0, "missing", explain_missing(plan)))
         else:
             faster = other_s >= step_s
             ratio = max(other_s, step_s) / (min(other_s, step_s) or 1.0)

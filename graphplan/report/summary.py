@@ -14,7 +14,7 @@ from graphplan.nouns.plan import Plan
 from graphplan.nouns.timeline import Timeline
 from graphplan.report.bars import ASCII_GLYPHS, BUSY, GLYPHS, BarRow, draw_axis, draw_bars, name_row
 from graphplan.report.certainty import describe_batch, describe_certainty
-from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES
+from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES, explain_missing
 from graphplan.report.limits import Finding, find_limits
 from graphplan.report.palette import KIND_COLOURS
 from graphplan.report.spans import KIND_NAMES, Rows, split_spans
@@ -149,7 +149,7 @@ def _align(rows: Sequence[Sequence[Text]]) -> Iterator[Text]:
 
 def _compare(plan: Plan, other_s: float | None) -> tuple[Text, Text]:
     if other_s is None:
-        return Text("-", style="dim"), Text("does not fit, or was not asked for", style="dim")
+        return Text("-", style="dim"), Text(explain_missing(plan), style="dim")
     ratio = other_s / plan.prediction.step_s if plan.prediction.step_s else 1.0
     style = "bold green" if ratio >= 1.005 else "bold red" if ratio < 0.995 else "bold"
     return Text(f"{ratio:.2f}x", style=style), Text(f"its step takes {format_seconds(other_s)}")

@@ -126,7 +126,8 @@ class Lock:
     def _clear(self) -> bool:
         """Take the lock of a process away that is gone; whether the lock is ours already."""
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)  # A pipe would wait.
+            # A pipe would wait, and a link may lead to anybody's file.
+            handle = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:
             return False
         except OSError:

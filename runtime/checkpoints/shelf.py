@@ -20,7 +20,7 @@ LATEST = "latest"
 KEEP_LAST = 2
 """Checkpoints that stay when a new one is whole."""
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_LEFT_OVER = (".step-*", ".dropped-*", f".{LATEST}.*")
+_LEFT_OVER = (".step-*", ".dropped-*", ".trial-*", f".{LATEST}.*")
 
 
 class Found(NamedTuple):
@@ -163,8 +163,9 @@ def sweep_folder(folder: Path) -> None:
 
 
 def write_flushed(text: bytes, path: Path) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
+    """Write a new file and wait until it is on the disk; never through a link to another place."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from graphplan.errors import GraphplanError
 from graphplan.files import UNREADABLE
 from graphplan.nouns.base import Noun
 
+ROOM = "room"
+ROOM_BYTES = 1 << 18
 Kind = Literal["error", "hang", "signal", "consequence", "cut"]
 _ORDER: dict[str, int] = {"error": 0, "hang": 0, "signal": 1, "consequence": 2, "cut": 2}
 _LOST = ("gloo", "connection", "socket", "broken pipe", "nccl", "store", "recv", "timed out")
@@ -144,8 +147,21 @@ def write_failure(failure: Failure, folder: Path, *, rank: int) -> None:
         return
     # Two threads of a rank may have something to say.
     building = folder / f"failing-{rank}.{threading.get_ident()}"
-    building.write_bytes(msgspec.json.encode(failure))
-    building.replace(folder / f"failure-{rank}.json")
+    text = msgspec.json.encode(failure)
+    # When the disk is full, all but the first who have something to say have no room for it.
+    with contextlib.suppress(OSError):
+        try:
+            building.write_bytes(text)
+        except OSError:
+            (folder / ROOM).unlink(missing_ok=True)
+            building.write_bytes(text)
+        building.replace(folder / f"failure-{rank}.json")
+
+
+def keep_room(folder: Path) -> None:
+    """Take some of the disk, to have it when a failure must be told."""
+    with (folder / ROOM).open("xb") as file:
+        file.write(bytes(ROOM_BYTES))
 
 
 def has_told(folder: Path, rank: int) -> bool:

@@ -56,7 +56,29 @@ LONGEST_FACTOR = {
 }
 """Outside of tasks: hang timeouts that a phase may take in all."""
 
+STOPPED_S = 2.0
+"""A thread that wants to run every half second and did not for so long was stopped, not idle."""
+
 End = Callable[[Failure], None]
+
+
+class Awake:
+    """A clock for one thread that stands still while its process does.
+
+    A job that is suspended for an hour and goes on has not hung for an hour.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+        self._lost_s = 0.0
+
+    def read(self) -> float:
+        """Seconds; to be called in every round of the thread."""
+        now_s = time.monotonic()
+        if now_s - self._last_s > STOPPED_S:
+            self._lost_s += now_s - self._last_s - PERIOD_S
+        self._last_s = now_s
+        return now_s - self._lost_s
 
 
 class Monitor:
@@ -91,12 +113,13 @@ class Monitor:
         """By rank: its last sign of life and when it changed."""
         self._moved: dict[int, tuple[Place, float]] = {}
         """By rank: its place and when it came there."""
-        self._since = time.monotonic()
+        self._clock = Awake()
+        self._now = self._since = self._clock.read()
         self._place = status.read()
         self._slowest_s = 0.0
         self._main = threading.main_thread().ident
         self._stopped = threading.Event()
-        self._last_round = time.monotonic()
+        self._num_rounds = 0
         self._parent = parent or os.getppid()
         self._threads = [
             threading.Thread(target=self._watch, name="monitor", daemon=True),
@@ -130,19 +153,24 @@ class Monitor:
             if failure is not None:
                 self.end(failure)
                 return
-            self._last_round = time.monotonic()
+            self._num_rounds += 1
 
     def _watch_watcher(self) -> None:
         """Calls of the store can block for long when a link is cut."""
+        clock, seen = Awake(), (-1, 0.0)
         while not self._stopped.wait(PERIOD_S):
             if os.getppid() != self._parent:
                 end_process(1)  # The launcher was killed: nobody is left to report to.
-            if self.board.can_block and time.monotonic() - self._last_round > self.hang_s:
+            now = clock.read()
+            if seen[0] != self._num_rounds:
+                seen = (self._num_rounds, now)
+            if self.board.can_block and now - seen[1] > self.hang_s:
                 self.end(self._lose_store("no answer"))
                 return
 
     def _look(self) -> Failure | None:
         """What is wrong, if anything."""
+        self._now = self._clock.read()
         own = self._look_at_self()
         if own is not None:
             return own
@@ -151,7 +179,7 @@ class Monitor:
         return self._look_for_silence(places) or self._look_for_deadlock(places)
 
     def _look_at_self(self) -> Failure | None:
-        now, place = time.monotonic(), self.status.read()
+        now, place = self._now, self.status.read()
         waited = now - self._since
         quiet = min(waited, self.pulse.feel()) if self.pulse is not None else 0.0
         if place != self._place:
@@ -185,7 +213,7 @@ class Monitor:
         return max(self.hang_s * factor, SLOWEST_FACTOR * self._slowest_s)
 
     def _look_for_silence(self, places: dict[int, tuple[Place, int]]) -> Failure | None:
-        now = time.monotonic()
+        now = self._now
         for rank, (place, beat) in places.items():
             if self._seen.get(rank, (None, 0.0))[0] != (place, beat):
                 self._seen[rank] = ((place, beat), now)
@@ -203,7 +231,7 @@ class Monitor:
 
     def _look_for_deadlock(self, places: dict[int, tuple[Place, int]]) -> Failure | None:
         """Rank 0 sees whether everybody waits, and nobody has moved meanwhile."""
-        now = time.monotonic()
+        now = self._now
         everybody = {self.rank: self._place, **{r: place for r, (place, _) in places.items()}}
         for rank, place in everybody.items():
             if self._moved.get(rank, (None, 0.0))[0] != place:

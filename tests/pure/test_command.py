@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
 import graphplan
+from graphplan.__main__ import main as start
 from graphplan.cli import main
 from graphplan.cli.main import COMMANDS, run_command
 from graphplan.errors import NoFeasiblePlan
@@ -101,3 +104,26 @@ def test_debug_shows_the_traceback(
     said = capsys.readouterr().err
     assert "Traceback" not in plain
     assert "Traceback" in said and said.endswith(plain)
+
+
+def test_output_that_cannot_be_written() -> None:
+    """One line, as for a reader that has gone."""
+    words = [sys.executable, "-m", "graphplan", "clusters"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == "Error: The output cannot be written: No space left on device.\n"
+    assert done.returncode == 1
+
+
+def test_ctrl_c_before_there_is_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while the command line is imported."""
+
+    def interrupt(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "run_command", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        start()
+    assert capsys.readouterr().err == "Interrupted.\n"

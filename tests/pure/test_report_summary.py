@@ -109,12 +109,15 @@ def test_names_cannot_steer_the_terminal() -> None:
 
 
 def test_missing_baselines_are_told() -> None:
-    """A baseline that does not fit is said to be missing; others are listed with their names."""
+    """A baseline is missing because nothing fits, or nobody asked; others have their names."""
     example = make_plan_example()
     plan = msgspec.structs.replace(example.plan, baselines={"equal-split": 0.2})
     text = render_text(plan, example.timeline)
-    assert (
-        "over data parallel                    -       does not fit, or was not asked for" in text
+    assert "over data parallel                    -       found no plan that fits" in text
+    asked = msgspec.structs.replace(example.plan.provenance, options={"baselines": "False"})
+    alone = msgspec.structs.replace(plan, provenance=asked, baselines={})
+    assert "over data parallel                    -   was not asked for" in render_text(
+        alone, example.timeline
     )
     assert "over equal-split                      0.62x   its step takes 200.0 ms" in text
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from graphplan.errors import ModelFileError
 from graphplan.frontend import load_model_file
+from graphplan.frontend.pt2check import check_program
+from tools import attack_watch
 from tools.attack import attack, list_mutants
 from tools.attack_edits import CODE, MARKER
+from tools.attack_programs import list_programs
 from tools.attack_readers import list_readers, make_program, read_member, repack
 from tools.attack_watch import Case, run_cases
 
@@ -51,8 +57,6 @@ def test_findings_are_found(tmp_path: Path) -> None:
         bytearray(b"\1") * 2_600_000_000
 
     def die(folder: Path) -> None:
-        import os
-
         os.abort()
 
     runs = (act, write, fail, fill, die, act)
@@ -60,6 +64,18 @@ def test_findings_are_found(tmp_path: Path) -> None:
     outcomes, _ = run_cases(cases, tmp_path / "cases")
     verdicts = [outcome.verdict for outcome in outcomes]
     assert verdicts == ["acted", "acted", "traceback", "memory", "died", "acted"]
+
+
+def test_waiting_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waits for a pipe takes no processor time, and hangs all the same."""
+
+    def wait(folder: Path) -> None:
+        os.mkfifo(folder / "pipe")
+        (folder / "pipe").read_bytes()
+
+    monkeypatch.setattr(attack_watch, "WAIT_S", 1.0)
+    outcomes, _ = run_cases([Case("wait", "test", wait)], tmp_path / "cases")
+    assert [outcome.verdict for outcome in outcomes] == ["hang"]
 
 
 def test_mutants_can_be_repeated(tmp_path: Path) -> None:
@@ -78,3 +94,22 @@ def test_guards_of_a_saved_program_do_not_run(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(repack(sound, changed))
     load_model_file(tmp_path / "model.pt2").build()
     assert not MARKER.exists()
+
+
+def test_a_saved_program_has_one_table_of_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads the one that the archive's end names, Python the last one: a second is refused.
+
+    That of an archive of more than 4 GB has other places, and is found there.
+    """
+    sound, path = make_program(), tmp_path / "model.pt2"
+    programs = list_programs(sound)
+    for name in ("two tables of contents", "two tables in its example inputs"):
+        path.write_bytes(programs[name])
+        with pytest.raises(ModelFileError, match="its table of contents is not at its end"):
+            check_program(path)
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
+    path.write_bytes(repack(sound, {}))
+    assert b"PK\6\6" in path.read_bytes()
+    load_model_file(path).build()

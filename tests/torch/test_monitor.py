@@ -56,12 +56,19 @@ class Team:
         ]
 
     def look(self, seconds: float = 0.0) -> list[str | None]:
-        """Let time pass and everybody look; what each of them sees."""
+        """Let time pass and everybody look, once a second; what each of them sees at the end."""
+        for _ in range(int(seconds)):
+            self.clock.now_s += 1
+            self.stand(0)
+        found = self.stand(seconds - int(seconds))
+        return [f"{each.rank} ({each.place}): {each.message}" if each else None for each in found]
+
+    def stand(self, seconds: float) -> list[Failure | None]:
+        """Let time pass while nobody looks, and then everybody."""
         self.clock.now_s += seconds
         for rank, status in enumerate(self.statuses):
             self.board.post_place(rank, status)
-        found = [each._look() for each in self.monitors]
-        return [f"{each.rank} ({each.place}): {each.message}" if each else None for each in found]
+        return [each._look() for each in self.monitors]
 
 
 @pytest.fixture
@@ -116,6 +123,17 @@ def test_all_who_wait_for_each_other_hang(team: Team) -> None:
             places = "(rank 0: saving; rank 1: saving)"
             told = f"0 (saving): all ranks wait for each other for 62 s {places}"
             assert team.look(12) == [told, None]
+
+
+def test_a_job_that_was_suspended_goes_on(team: Team) -> None:
+    """All processes were stopped for an hour, in the middle of a task: nobody has hung."""
+    for status in team.statuses:
+        status.enter(Phase.TRAINING, step=1)
+    assert team.look(9) == [None, None]
+    for pulse in team.pulses:
+        pulse.quiet_s = 3600
+    assert team.stand(3600) == [None, None]
+    assert team.look(2) == [f"{rank} (training): no progress for 10 s" for rank in (0, 1)]
 
 
 def fail(rank: int, kind: Kind, time_s: float) -> Failure:
