@@ -36,7 +36,7 @@ from graphplan.partition.drafts.localsearch import (
 from graphplan.partition.drafts.scene import is_legal_draft
 from graphplan.partition.proposal import Proposals, Wish
 
-NUM_ROUNDS = 4
+NUM_ROUNDS = 5
 """Rounds for an effort of 1."""
 NUM_CLIMBED = 6
 """Drafts that an appraised search climbs from."""
@@ -46,9 +46,9 @@ APPRAISED_WORK = 500_000
 """Units that an appraised search may spend; a unit is about a microsecond on a computer of 2024."""
 JUDGED_WORK = 1_000_000
 """The same for a judged one."""
-TASK_WORK, MOST_JUDGED, LEAST_JUDGED = 8, 60, 12
+TASK_WORK, MOST_JUDGED, LEAST_JUDGED = 8, 40, 12
 """Units that a task adds to a judgement; the most and the fewest drafts that a round judges."""
-APPRAISALS_PER_JUDGEMENT = 60
+APPRAISALS_PER_JUDGEMENT = 40
 """What the judged search may look at for each draft that it may propose."""
 NUM_FURTHER = 24
 """Micro-batches of a judgement beyond the depth of the pipeline."""
