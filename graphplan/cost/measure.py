@@ -21,7 +21,7 @@ import torch
 from graphplan.cost.allocator import keep_freed_memory
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.calibrate import calibrate_device
-from graphplan.cost.estimate import PASSES, Pass, estimate_pass, estimate_table
+from graphplan.cost.estimate import PASSES, Estimator, Pass, estimate_table
 from graphplan.cost.flops import WorkCounter
 from graphplan.cost.hardware import find_device_type, list_device_types
 from graphplan.cost.interpolate import fit_affine
@@ -158,13 +158,13 @@ def _find_short(graph: OpGraph, device_type: DeviceType, batch_size: int) -> fro
     Ops with weights are always timed alone: in a group, the halves of the backward could not be
     told apart. So groups end where layers do, and equal layers have equal groups.
     """
-    counter = WorkCounter(graph)
+    counter, estimator = WorkCounter(graph), Estimator(device_type)
     limit = SHORT_LAUNCHES * device_type.launch_s
     found = set()
     for op in graph.ops:
         work = counter.count_op(op, batch_size)
         plain = not op.weights and work.kind not in COMPUTE_KINDS
-        if plain and estimate_pass(op, work, device_type, "forward") < limit:
+        if plain and estimator.pass_time(op, work, "forward") < limit:
             found.add(op.name)
     return frozenset(found)
 
@@ -205,7 +205,7 @@ def _build_table(
 def _estimate_rest(
     graph: OpGraph, measured: ProfileTable, device_type: DeviceType
 ) -> dict[str, OpProfile]:
-    """Estimates for ops that were not measured, by a roofline fitted to those that were."""
+    """Estimates for ops that were not measured, by the laws, fitted to those that were."""
     fitted = calibrate_device(device_type, graph, measured) if measured.rows else device_type
     rows = estimate_table(graph, fitted, batch_sizes=measured.batch_sizes).rows
     return {row.op: row for row in rows if row.op not in measured.row_by_op}
@@ -244,11 +244,11 @@ def _tell_origin(session: Session, num_missing: int) -> str:
 
 
 class _Splitter:
-    """Divides the time of a unit among its ops, in proportion to the roofline."""
+    """Divides the time of a unit among its ops, in proportion to the laws."""
 
     def __init__(self, graph: OpGraph, device_type: DeviceType) -> None:
         self._graph = graph
-        self._type = device_type
+        self._estimator = Estimator(device_type)
         self._counter = WorkCounter(graph)
 
     def split_unit(
@@ -286,7 +286,7 @@ class _Splitter:
         members = [self._graph.op_by_name[op] for op in ops]
         works = [self._counter.count_op(op, size) for op in members]
         shares = [
-            estimate_pass(op, work, self._type, name)
+            self._estimator.pass_time(op, work, name)
             for op, work in zip(members, works, strict=True)
         ]
         total = sum(shares)

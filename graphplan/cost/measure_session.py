@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphplan.cost.cache import Measurement, ProfileCache
-from graphplan.cost.estimate import PASSES, estimate_pass
+from graphplan.cost.estimate import PASSES, Estimator
 from graphplan.cost.flops import WorkCounter
 from graphplan.cost.measure_body import Body, open_body
 from graphplan.cost.measure_clock import Clock
@@ -88,7 +88,7 @@ class Session:
         """Whether a ratio comes from another model."""
         self._units = units
         self._cache = cache
-        self._type = device_type
+        self._estimator = Estimator(device_type)
         self._is_foreign = isinstance(captured, Rebuilt)
         self._body = captured.body if isinstance(captured, Rebuilt) else open_body(captured.module)
         self._describer = UnitDescriber(captured.graph, layout=_describe_layout(self._body))
@@ -234,10 +234,10 @@ class Session:
         return "ratio\n" + "\n".join(sorted(signatures))
 
     def _estimate(self, names: Sequence[str], size: int) -> float:
-        """Seconds of a forward and backward by the roofline."""
+        """Seconds of a forward and backward by the laws."""
         ops = [self.captured.graph.op_by_name[name] for name in names]
         return sum(
-            estimate_pass(op, self._counter.count_op(op, size), self._type, each)
+            self._estimator.pass_time(op, self._counter.count_op(op, size), each)
             for op in ops
             for each in PASSES
         )

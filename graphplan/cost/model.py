@@ -134,7 +134,9 @@ class CostModel:
         traffic = trained_elements * count_update_bytes(
             self.problem.training, self.problem.element_bytes
         )
-        return device_type.launch_s + traffic / device_type.bandwidth_bytes_per_s
+        law = device_type.laws.get("stream")
+        share = law.figures.get("memory", 1.0) if law is not None else 1.0
+        return device_type.launch_s + traffic / (device_type.bandwidth_bytes_per_s * share)
 
     def message(self, src: int, dst: int, num_bytes: int) -> Message:
         """Bytes on their way between two devices."""

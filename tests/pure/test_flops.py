@@ -106,12 +106,22 @@ def test_convolutions_count_groups_and_transposition() -> None:
 
 
 def test_attention_recomputes_its_scores_in_the_backward() -> None:
-    """Two products forward, five backward, causal or not; grouped queries count by query heads."""
+    """Two products forward, five backward; grouped queries count by query heads."""
     query, key = spec("b", 8, 32, 16), spec("b", 2, 64, 16)
-    call = "scaled_dot_product_attention(%0, %1, %2, None, 0.0, True)"
-    work = count_call(call, [query, key, key], query)
+    work = count_call("scaled_dot_product_attention(%0, %1, %2)", [query, key, key], query)
     forward = 2 * 2 * 4 * 8 * 32 * 64 * 16
     assert flops_of(work) == (forward, forward * 5 // 2, 0)
+
+
+@pytest.mark.parametrize(
+    "mark", ["None, 0.0, True", "is_causal=True", "None, 0.1, True, scale=2.0"]
+)
+def test_causal_attention_counts_what_the_mask_leaves(mark: str) -> None:
+    """Query i sees i + 1 keys, so that equal lengths cost about half."""
+    query = spec("b", 8, 32, 16)
+    call = f"scaled_dot_product_attention(%0, %1, %2, {mark})"
+    work = count_call(call, [query, query, query], query)
+    assert work.forward_flops == 2 * 2 * 4 * 8 * (32 * 33 // 2) * 16
 
 
 def test_an_lstm_multiplies_every_matrix_at_every_step() -> None:
