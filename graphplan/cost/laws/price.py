@@ -15,6 +15,7 @@ from graphplan.cost.laws.attention import price_attentions
 from graphplan.cost.laws.gemm import Floats, price_products
 from graphplan.cost.laws.kernel import Attention, Kernel, Product, Rows, Stream
 from graphplan.cost.laws.memory import price_rows, price_streams
+from graphplan.cost.laws.residual import correct_seconds
 from graphplan.nouns.cluster import DeviceType, Law
 
 VECTOR_DTYPES = frozenset({"float32", "float64"})
@@ -74,15 +75,15 @@ def price_group(group: Sequence[Kernel], device: DeviceType) -> Floats:
         return price_rows(numpy.array([each[1:] for each in group], float), device, figures)
     rate = find_rate(device, first.dtype)
     items = numpy.array([each[1] for each in group], float)
+    sizes = numpy.array([each[2:] for each in group], float)
     if isinstance(first, Product):
-        sizes = numpy.array([each[2:] for each in group], float)
         found = price_products(sizes, items, device, rate, figures)
     elif isinstance(first, Attention):
-        sizes = numpy.array([each[2:] for each in group], float)
         found = price_attentions(sizes, items, device, rate, figures)
     else:
-        found = _price_convolutions(numpy.array([e[2:] for e in group], float), items, device, rate,
-                                    figures)  # fmt: skip
+        found = _price_convolutions(sizes, items, device, rate, figures)
+    if device.residual is not None and not getattr(first, "backward", False):
+        found = correct_seconds(find_law(first, device)[0], sizes, found, device, rate)
     flops = numpy.array([each.flops for each in group])
     return numpy.maximum(found, flops / rate)
 
