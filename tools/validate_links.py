@@ -16,8 +16,8 @@ from tools.gpu_data import Row, read_rows
 
 LARGE_BYTES = 16_000_000
 SMALL_BYTES = 65_536
-CLUSTERS = {"A100-SXM4-80GB": "dgx-a100", "A100-SXM4-40GB": "dgx-a100-40gb", "H100 80GB HBM3": "dgx-h100",
-            "B200": "dgx-b200", "L40S": "pcie-8"}  # fmt: skip
+CLUSTERS = {"A100-SXM4-80GB": "dgx-a100", "H100 80GB HBM3": "dgx-h100", "B200": "dgx-b200",
+            "L40S": "pcie-8"}  # fmt: skip
 NETWORKS = {"A100-SXM4-40GB": 12.5e9, "A100-SXM4-80GB": 25e9, "V100-SXM2-16GB": 4.4e9,
             "H100 80GB HBM3": 50e9, "A40": 3.1e9}  # fmt: skip
 """Wires between the nodes of the sources: what their machines have, or what they reach."""
@@ -33,7 +33,8 @@ def list_link_lines(folder: Path) -> Iterator[str]:
             ratios[key].append(ratio)
     for (what, device, count), found in sorted(ratios.items()):
         error = numpy.abs(numpy.array(found) - 1).mean()
-        yield f"| {what} | {device} | {count} | {len(found)} | {numpy.median(found):.2f}, {error:.1%} |"
+        law = f"{numpy.median(found):.2f}, {error:.1%}"
+        yield f"| {what} | {device} | {count} | {len(found)} | {law} |"
 
 
 def _judge(row: Row) -> Iterator[tuple[tuple[str, str, str], float]]:

@@ -21,6 +21,8 @@ from graphplan.nouns.cluster import DeviceType, Law
 VECTOR_DTYPES = frozenset({"float32", "float64"})
 """Dtypes that matrix units of GPUs leave to the others unless told otherwise (tf32)."""
 WINOGRAD_TAPS = 9
+LEARNED_DTYPES = frozenset({"bfloat16", "float16", "float32"})
+"""Dtypes of the measured kernels: no residual is known of others."""
 PLAIN = Law(figures={})
 
 
@@ -82,7 +84,7 @@ def price_group(group: Sequence[Kernel], device: DeviceType) -> Floats:
         found = price_attentions(sizes, items, device, rate, figures)
     else:
         found = _price_convolutions(sizes, items, device, rate, figures)
-    if device.residual is not None and not getattr(first, "backward", False):
+    if first.dtype in LEARNED_DTYPES and not getattr(first, "backward", False):
         found = correct_seconds(find_law(first, device)[0], sizes, found, device, rate)
     flops = numpy.array([each.flops for each in group])
     return numpy.maximum(found, flops / rate)
