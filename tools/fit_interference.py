@@ -63,7 +63,9 @@ def fit_kind(alone: Floats, together: Floats) -> Floats:
 
 def main() -> None:
     """Fit every kind, and write the file."""
-    lines = ["# What a part of a step loses to each other one beside it: tools/fit_interference.py."]
+    lines = [
+        "# What a part of a step loses to each other one beside it: tools/fit_interference.py."
+    ]
     for kind, (device, nodes) in KINDS.items():
         alone, together, held = read_kind(Path(sys.argv[1]), device, nodes)
         judged = numpy.array(held)

@@ -34,10 +34,14 @@ from tools.validate_links import list_link_lines
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEFORE: dict[str, tuple[float, float, float, float]] = {
-    "a100": (0.75, 0.5, 0.55, 0.85), "h100": (0.65, 0.45, 0.5, 0.85),
-    "b200": (0.65, 0.4, 0.45, 0.85), "l40s": (0.6, 0.45, 0.5, 0.85), "v100": (0.7, 0.5, 0.4, 0.8), "t4": (0.7, 0.5, 0.4, 0.8),
+    "a100": (0.75, 0.5, 0.55, 0.85),
+    "h100": (0.65, 0.45, 0.5, 0.85),
+    "b200": (0.65, 0.4, 0.45, 0.85),
+    "l40s": (0.6, 0.45, 0.5, 0.85),
+    "v100": (0.7, 0.5, 0.4, 0.8),
+    "t4": (0.7, 0.5, 0.4, 0.8),
     "l4": (0.6, 0.45, 0.5, 0.85),
-}  # fmt: skip
+}
 """Efficiencies of products, convolutions, attention and memory before the laws."""
 BEFORE_LAUNCH_S = 5e-6
 LEFT_OUT = ("a100-80gb", "h100", "l40s", "b200")
@@ -201,10 +205,11 @@ def main() -> None:
 
 
 HEAD = """\
-2026-11-18, 2 cores of a shared x86-64 server, no GPU: `python tools/validate_gpu.py FOLDER --write`,
-where the folder holds measurements of others (aiconfigurator, NeuSight, Mist, Vidur, XLA). Cells are
-the median of predicted over measured seconds, and the mean error; all on shapes that were not fitted.
-Rows of eager sweeps below 0.2 ms show a call from an idle queue and are left out.
+2026-11-18, 2 cores of a shared x86-64 server, no GPU:
+`python tools/validate_gpu.py FOLDER --write`, where the folder holds measurements of others
+(aiconfigurator, NeuSight, Mist, Vidur, XLA). Cells are the median of predicted over measured
+seconds, and the mean error; all on shapes that were not fitted. Rows of eager sweeps below 0.2 ms
+show a call from an idle queue and are left out.
 
 ![predicted against measured](../images/gpu_costs.png)"""
 

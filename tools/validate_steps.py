@@ -3,9 +3,10 @@
     python tools/validate_steps.py FOLDER [--write]
 
 Every row of `steps.csv` (forward and backward of BERT, GPT-2, GPT-3 and OPT on one GPU, fp32, eager
-attention) and of `megatron.csv` (BERT and GPT 7B, hidden >= 1,024, no tensor parallelism) is printed
-with its prediction. Models are built by transformers on the meta device, captured by graphplan,
-priced and, where devices share a step, cut and simulated. Captures are kept in `build/steps`.
+attention) and of `megatron.csv` (BERT and GPT 7B, hidden >= 1,024, no tensor parallelism) is
+printed with its prediction. Models are built by transformers on the meta device, captured by
+graphplan, priced and, where devices share a step, cut and simulated. Captures are kept in
+`build/steps`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from graphplan.cost.estimate import estimate_table
+from graphplan.cost.estimate import count_launches, estimate_table, list_kernels
+from graphplan.cost.flops import count_work
 from graphplan.cost.hardware import find_cluster, find_device_type
 from graphplan.cost.model import CostModel
 from graphplan.cost.problem import make_problem
@@ -80,7 +82,9 @@ def build_neusight(row: Row) -> Any:
     common = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
               "max_position_embeddings": length, **eager}  # fmt: skip
     if row["architecture"] == "BertLMHeadModel":
-        return transformers.BertLMHeadModel(transformers.BertConfig(intermediate_size=ffn, **common))
+        return transformers.BertLMHeadModel(
+            transformers.BertConfig(intermediate_size=ffn, **common)
+        )
     config = transformers.OPTConfig(
         ffn_dim=ffn, word_embed_proj_dim=hidden, use_cache=False, **common
     )
@@ -93,6 +97,7 @@ def list_step_lines(folder: Path) -> Iterator[str]:
     yield "| device | model | mode | batch | GPUs | measured s | predicted s | ratio | note |"
     yield "|---|---|---|---|---|---|---|---|---|"
     errors: dict[str, list[float]] = defaultdict(list)
+    by_chip: dict[str, list[float]] = defaultdict(list)
     for row in read_rows(folder / "steps.csv"):
         config = configs.get(row["model"])
         if config is None or "Switch" in config["architecture"] or row["parallelism"] == "tp4":
@@ -111,7 +116,11 @@ def list_step_lines(folder: Path) -> Iterator[str]:
             f" {row['parallelism']} | {float(row['step_s']):.4f} | {predicted:.4f} | {ratio:.3f} |"
             f" {row['note']} |"
         )
+        if not row["note"]:
+            by_chip[row["device"].split("-")[0].split()[0]].append(abs(ratio - 1))
     yield ""
+    for chip, found in by_chip.items():
+        CHIP_ERRORS[chip] = (len(found), float(numpy.mean(found)))
     for group, found in errors.items():
         yield f"- {group}: mean error {numpy.mean(found):.1%} over {len(found)} rows without a note"
     alone = [e for group, found in errors.items() if group not in ("dp4", "pp4") for e in found]
@@ -224,7 +233,7 @@ def mask_causally(graph: OpGraph) -> OpGraph:
 
 
 def list_megatron_lines(folder: Path) -> Iterator[str]:
-    """Steps and peak memory of Megatron-LM's own tests."""
+    """Steps and peak memory of Megatron-LM's own tests, with the host that they show."""
     yield "| test | device | stages x replicas | step s | predicted | ratio | peak GB | predicted |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in read_rows(folder / "megatron.csv"):
@@ -242,8 +251,9 @@ def list_megatron_lines(folder: Path) -> Iterator[str]:
         training = Training(
             batch_size=int(row["global_batch"]), optimizer="adam", precision="bfloat16", mixed=True
         )
-        cluster = find_cluster(MEGATRON[row["gpu"]], gpus=int(row["gpus"]))
-        priced, prediction = simulate_cut(graph, cluster, training, int(row["pp"]), micro * replicas)
+        plain = find_cluster(MEGATRON[row["gpu"]], gpus=int(row["gpus"]))
+        cluster = slow_host(plain, graph, find_host_time(folder, row), int(row["layers"]))
+        _, prediction = simulate_cut(graph, cluster, training, int(row["pp"]), micro * replicas)
         peak = max(prediction.peak_bytes_by_device) / 1e9
         taken, real = float(row["step_s"]), float(row["peak_allocated_bytes"]) / 1e9
         yield (
@@ -251,6 +261,49 @@ def list_megatron_lines(folder: Path) -> Iterator[str]:
             f" {taken:.3f} | {prediction.step_s:.3f} | {prediction.step_s / taken:.2f} |"
             f" {real:.1f} | {peak:.1f} |"
         )
+
+
+def find_host_time(folder: Path, row: Row) -> float:
+    """What these tests' host takes for a layer and a micro-batch: the median of models so small
+    (hidden 512) that nothing else counts, on the same device and software."""
+    found = [
+        float(each["step_s"]) * int(each["pp"]) / int(each["layers"])
+        / (int(each["global_batch"]) / int(each["micro_batch"]) / int(each["dp"])
+           + int(each["pp"]) - 1)
+        for each in read_rows(folder / "megatron.csv")
+        if each["hidden"] == "512" and each["tp"] == "1" and each["dp"] and each["layers"]
+        and each["gpu"] == row["gpu"] and each["environment"] == row["environment"]
+        and not each["experts"] and not each["recompute"] and each["cp"] in ("", "1")
+    ]  # fmt: skip
+    return float(numpy.median(found)) if found else 0.0
+
+
+def slow_host(cluster: Cluster, graph: OpGraph, layer_s: float, num_layers: int) -> Cluster:
+    """The cluster whose host takes so long for a layer, forward and backward."""
+    works = count_work(graph, 1).values()
+    launches = sum(count_launches(list_kernels(work)) for work in works) / num_layers
+    types = [msgspec.structs.replace(each, host_s=layer_s / launches) for each in cluster.types]
+    return msgspec.structs.replace(cluster, types=tuple(types))
+
+
+CHIP_ERRORS: dict[str, tuple[int, float]] = {}
+"""Rows and mean error by chip, as `list_step_lines` finds them."""
+CHIPS = {
+    "A100": ("a100-40gb", "a100-80gb", "a100-40gb-pcie", "a100-80gb-pcie"),
+    "V100": ("v100-16gb", "v100-32gb", "v100-32gb-pcie"), "L4": ("l4",), "T4": ("t4",),
+}  # fmt: skip
+
+
+def format_chips() -> str:
+    """What reports say beside a predicted step, as profiles/laws/steps.toml."""
+    parts = ["# Mean errors of whole steps, by tools/validate_steps.py.\n"]
+    for chip, (count, error) in CHIP_ERRORS.items():
+        names = ", ".join(f'"{name}"' for name in CHIPS[chip])
+        parts.append(
+            f'[[steps]]\nchip = "{chip}"\ndevices = [{names}]\nprecision = "float32"\n'
+            f"count = {count}\nerror = {error:.3f}\n"
+        )
+    return "\n".join(parts)
 
 
 MEGATRON = {"A100": "dgx-a100", "GB200": "dgx-b200"}
@@ -265,14 +318,16 @@ def main() -> None:
     print("\n".join(lines))
     if "--write" in sys.argv:
         (ROOT / "docs" / "results" / "gpu_steps.md").write_text("\n".join(lines))
+        (ROOT / "profiles" / "laws" / "steps.toml").write_text(format_chips())
 
 
 HEAD = """\
 # Whole steps on GPUs against measurements
 
-2026-11-18, 2 cores of a shared x86-64 server, no GPU: `python tools/validate_steps.py FOLDER --write`,
-on measurements of others (NeuSight; Megatron-LM). Rows with a note disagree with the sum of their
-own nodes and count in no mean. tp4 and Switch models are left out."""
+2026-11-18, 2 cores of a shared x86-64 server, no GPU:
+`python tools/validate_steps.py FOLDER --write`, on measurements of others (NeuSight; Megatron-LM).
+Rows with a note disagree with the sum of their own nodes and count in no mean. tp4 and Switch
+models are left out."""
 
 
 if __name__ == "__main__":

@@ -45,10 +45,17 @@ def model_argument(command: Command) -> Command:
 
 
 def cluster_options(command: Command) -> Command:
-    """--gpus, --cluster and --memory."""
+    """--gpus, --cluster, --memory and --execution."""
     command = click.option("--gpus", type=click.IntRange(1, 65536), help="How many GPUs.")(command)
     command = click.option(
         "--cluster", metavar="NAME|FILE", help="A known cluster or a TOML file."
+    )(command)
+    command = click.option(
+        "--execution",
+        type=click.Choice(("eager", "compiled")),
+        default="eager",
+        show_default=True,
+        help="Kernels issued one by one, or joined and replayed by a compiler (estimates only).",
     )(command)
     return click.option(
         "--memory", metavar="SIZE", help="Cap on the memory of every device, e.g. 16GB."
@@ -100,13 +107,17 @@ def parse_pins(pins: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def load_cluster(name: str | None, gpus: int | None, memory: str | None) -> Cluster:
+def load_cluster(
+    name: str | None, gpus: int | None, memory: str | None, execution: str = "eager"
+) -> Cluster:
     """The cluster that the options describe."""
     import msgspec
 
-    from graphplan.cost.hardware import find_cluster
+    from graphplan.cost.hardware import compile_cluster, find_cluster
 
     cluster = find_cluster(name, gpus=gpus)
+    if execution == "compiled":
+        cluster = compile_cluster(cluster)
     if memory is None:
         return cluster
     cap = parse_bytes(memory)

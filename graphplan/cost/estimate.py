@@ -53,7 +53,7 @@ class Estimator:
         if not all(kernel in self._seconds for kernel in kernels):
             self.prepare([work])
         seconds = sum(self._seconds[kernel] for kernel in kernels)
-        if not self._type.scale_by_kind:
+        if not (self._type.scale_by_kind or self._type.overhead_s_by_kind):
             return seconds
         scale = _look_up(self._type.scale_by_kind, op.kind, work.kind, name)
         overhead = _look_up(self._type.overhead_s_by_kind, op.kind, work.kind, name)

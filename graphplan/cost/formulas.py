@@ -180,6 +180,9 @@ def _count_matmul(call: Call) -> int:
         return 2 * math.isqrt(factors[0].elements * factors[1].elements * call.num_results)
     if call.name == "bilinear":
         return 2 * call.num_results * factors[0].sizes[-1] * factors[1].sizes[-1]
+    if "grouped_mm" in call.name and len(factors) > 1:
+        rows = factors[0].elements // max(1, factors[0].sizes[-1])
+        return 2 * rows * (factors[1].elements // max(1, factors[1].sizes[0]))
     if call.name in ("outer", "ger", "addr", "kron") or not factors[0].sizes:
         return call.num_results
     return 2 * call.num_results * factors[0].sizes[-1]

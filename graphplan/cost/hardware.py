@@ -59,6 +59,8 @@ class TypeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     laws: dict[str, Law] = {}
     residual: str | None = None
     host_us: NotNegative = 0.0
+    op_us: dict[str, NotNegative] = {}
+    """A user's hint: time of ops beyond their estimate, `my_op.forward`, `my_op`."""
     launch_us: NotNegative = 5.0
     torch_device: str = "cuda"
     torch_names: tuple[str, ...] = ()
@@ -141,6 +143,12 @@ def find_cluster(name_or_path: str | None = None, *, gpus: int | None = None) ->
         raise UnknownName("cluster", name, files)
     cluster = parse_cluster(files[name].read_text("utf-8"), name=f"{name}.toml")
     return _repeat_nodes(cluster, gpus) if gpus else cluster
+
+
+def compile_cluster(cluster: Cluster) -> Cluster:
+    """The cluster as a compiler uses it: kernels joined, and issued without the host."""
+    types = [msgspec.structs.replace(kind, host_s=0.0, fuses=True) for kind in cluster.types]
+    return msgspec.structs.replace(cluster, types=tuple(types))
 
 
 def find_device_type(name: str) -> DeviceType:
@@ -260,6 +268,7 @@ def _to_device_type(file: TypeFile) -> DeviceType:
         laws=_default_laws(file.torch_device) | file.laws,
         residual=file.residual,
         host_s=file.host_us * 1e-6,
+        overhead_s_by_kind={kind: time * 1e-6 for kind, time in file.op_us.items()},
         launch_s=file.launch_us * 1e-6,
         torch_device=file.torch_device,
         source=file.source,

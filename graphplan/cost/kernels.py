@@ -6,7 +6,8 @@ moved), a dropout's multiplies with a mask that is cast and scaled first (6.25),
 product of its own before the reduction (6). The counts agree with measured nodes of training steps
 within 10% (tools/validate_gpu.py). Weight gradients are added to those of earlier micro-batches.
 
-An op without a formula of its own moves its operands and results once, as any elementwise op does.
+An op without a formula of its own moves its operands and results once, as any elementwise op does,
+and takes at least a launch; `cost/unpriced.py` names it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ ACCUMULATE = 3
 
 def list_forward(call: Call, dtype: str) -> Kernels:
     """What the forward runs."""
-    flops, moved = count_forward_flops(call), count_forward_bytes(call)
-    if call.kind == "view" or not (flops or moved):
+    if call.kind == "view":
         return ()
+    flops, moved = count_forward_flops(call), count_forward_bytes(call)
     if call.kind in ("matmul", "rnn") and flops and call.operands:
         return (_to_product(call, dtype, flops),)
     if call.kind == "conv" and flops:
@@ -114,6 +115,8 @@ def _to_product(call: Call, dtype: str, flops: int) -> Product:
     sizes = call.results[0].sizes if call.results else ()
     columns = sizes[-1] if sizes else 1
     item = max(each.item_bytes for each in factors) if factors else 4
+    if "grouped_mm" in call.name and len(factors) > 1 and len(factors[1].sizes) > 2:
+        return _to_grouped(call, dtype, factors[1].sizes[0])
     batched = len(factors) > 1 and len(factors[1].sizes) > 2 and len(sizes) > 2
     batch = math.prod(sizes[:-2]) if batched else 1
     rows = max(1, call.num_results // max(1, batch * columns))
@@ -121,6 +124,14 @@ def _to_product(call: Call, dtype: str, flops: int) -> Product:
         columns = max((e.sizes[0] for e in call.operands if e.weight and e.sizes), default=columns)
     inner = max(1, round(flops / max(1, 2 * batch * rows * columns)))
     return Product(dtype, item, max(1, batch), rows, max(1, columns), inner)
+
+
+def _to_grouped(call: Call, dtype: str, experts: int) -> Product:
+    """Rows that are spread over experts, evenly as far as anybody knows."""
+    first, second = factors_of(call)[:2]
+    rows = max(1, first.elements // max(1, first.sizes[-1]) // max(1, experts))
+    columns = max(1, second.elements // max(1, experts * first.sizes[-1]))
+    return Product(dtype, first.item_bytes, experts, rows, columns, max(1, first.sizes[-1]))
 
 
 def _list_matmul_gradient(call: Call, dtype: str, wanted: list[Operand]) -> Kernels:

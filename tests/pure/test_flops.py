@@ -247,3 +247,36 @@ def test_every_other_kind_moves_bytes_both_ways(call: str) -> None:
     assert work.forward_bytes >= 2 * 4 * 8 * 4
     assert work.input_grad_bytes >= 4 * 8 * 4
     assert work.counted_flops == 0
+
+
+@pytest.mark.parametrize("name", ["_grouped_mm", "grouped_mm_fallback"])
+def test_grouped_products_of_experts_have_a_formula(name: str) -> None:
+    """Every row meets the matrix of one expert; the backward has two such products."""
+    rows, experts = spec("12*b", 32), spec(8, 32, 64)
+    work = count_call(f"{name}(%0, %1)", [rows, experts], spec("12*b", 64))
+    product = 2 * 4 * 12 * 32 * 64
+    assert flops_of(work) == (product, 2 * product, 0)
+    assert work.forward[0].flops >= product
+
+
+def test_ops_without_a_formula_are_never_free() -> None:
+    """An unknown op moves its bytes; one of unknown size takes a launch, and both are named."""
+    from graphplan.cost.hardware import find_device_type
+    from graphplan.cost.unpriced import describe_unpriced, find_unpriced
+
+    ops = [
+        Op(name="a", target="mine.attend.default", call="attend(%0)", inputs=("x",),
+           output=spec("b", 64)),
+        Op(name="c", target="aten.nonzero_static.default", call="nonzero_static(%0)",
+           inputs=("a",)),
+        op("d", "relu(%0)", ("a",), spec("b", 64)),
+    ]  # fmt: skip
+    net = graph(ops, inputs={"x": spec("b", 64)})
+    device = find_device_type("h100")
+    found = find_unpriced(net, device, 4)
+    assert {each.target for each in found} == {"mine.attend.default", "aten.nonzero_static.default"}
+    assert all(each.share > 0 for each in found)
+    assert "mine.attend.default (1, " in describe_unpriced(found)
+    hinted = msgspec.structs.replace(device, overhead_s_by_kind={"attend.forward": 1e-3})
+    assert len(find_unpriced(net, hinted, 4)) == 1
+    assert describe_unpriced(()) == ""

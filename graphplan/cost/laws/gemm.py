@@ -45,10 +45,15 @@ def price_products(
     figures: Mapping[str, float],
     *,
     moved_bytes: Floats | None = None,
+    fill_rate: float | None = None,
 ) -> Floats:
-    """Seconds of products [kernel, (batch, rows, columns, inner)] at a peak rate."""
+    """Seconds of products [kernel, (batch, rows, columns, inner)] at a peak rate.
+
+    `fill_rate` is the peak that `fill` was fitted to, where that is another dtype's.
+    """
     batch, rows, columns, inner = sizes.T
-    compute = _compute_time(sizes, item_bytes, device, rate, figures)
+    loaded_bytes = item_bytes * (rate / (fill_rate or rate))
+    compute = _compute_time(sizes, loaded_bytes, device, rate, figures)
     odd = (columns % 4 > 0) | (inner % 4 > 0)
     compute = compute * (1 + figures.get("odd", 0.0) * odd)
     compute = compute * numpy.maximum(1.0, compute / SAG_FROM_S) ** figures.get("sag", 0.0)

@@ -40,5 +40,7 @@ def price_rows(sizes: Floats, device: DeviceType, figures: Mapping[str, float]) 
     moved = (passes + figures.get("again", 0.0) * again) * item_bytes * rows * columns
     moved = moved * (1 + figures.get("odd", 0.0) * (columns % 4 > 0))
     rate = device.bandwidth_bytes_per_s * min(figures.get("memory", 1.0), 1.0)
-    found: Floats = _miss_cache(moved, device, figures) / rate + launches * launch_time(device, figures)
+    found: Floats = _miss_cache(moved, device, figures) / rate + launches * launch_time(
+        device, figures
+    )
     return found

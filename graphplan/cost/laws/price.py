@@ -79,7 +79,8 @@ def price_group(group: Sequence[Kernel], device: DeviceType) -> Floats:
     items = numpy.array([each[1] for each in group], float)
     sizes = numpy.array([each[2:] for each in group], float)
     if isinstance(first, Product):
-        found = price_products(sizes, items, device, rate, figures)
+        fill_rate = rate if first.dtype in VECTOR_DTYPES else find_rate(device, "float16")
+        found = price_products(sizes, items, device, rate, figures, fill_rate=fill_rate)
     elif isinstance(first, Attention):
         found = price_attentions(sizes, items, device, rate, figures)
     else:
