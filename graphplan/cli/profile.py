@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,13 @@ MOST_ROWS = 12
     help="On a CPU: measure while N-1 others train too, as in a run of N ranks; 1 measures alone."
     "  [default: as many as there are cores, at most 4]",
 )
+@click.option(
+    "--budget",
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="Most time for measuring (90s, 5m, none); the rest is left to the fitted laws.",
+)
 @click.option("--precision", help="Without measuring: compute in this dtype, e.g. bfloat16.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
 @click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
@@ -67,6 +75,7 @@ def command(
     costs: str | None,
     batch_sizes: str | None,
     ranks_per_host: int | None,
+    budget: str,
     precision: str | None,
     no_cache: bool,
     output: str,
@@ -90,6 +99,7 @@ def command(
             device,
             sizes,
             ranks_per_host=ranks_per_host,
+            budget_s=parse_budget(budget),
             use_cache=not no_cache,
             quiet=quiet,
         )
@@ -134,6 +144,18 @@ def check_wishes(
         )
 
 
+def parse_budget(text: str) -> float | None:
+    """`60s`, `5m`, `90`, or `none` for all that it takes."""
+    if text == "none":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if match is None or not float(match[1]):
+        raise InvalidOption(
+            f"{text!r} is no time.", remedy="Write --budget 60s, --budget 5m or --budget none."
+        )
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
 def parse_sizes(text: str) -> tuple[int, ...]:
     """`1,4,16`."""
     parts = [part.strip() for part in text.split(",")]
@@ -158,7 +180,7 @@ def predict(
     sizes: Sequence[int] | None,
     precision: str | None,
 ) -> ProfileTable:
-    """The table of a learned cost model, or the roofline of a GPU."""
+    """The table of a learned cost model, or the laws of a GPU."""
     from graphplan.cost.estimate import estimate_table
     from graphplan.cost.hardware import find_device_type
 
@@ -181,6 +203,7 @@ def measure(
     sizes: Sequence[int] | None,
     *,
     ranks_per_host: int | None,
+    budget_s: float | None,
     use_cache: bool,
     quiet: bool,
 ) -> tuple[OpGraph, ProfileTable]:
@@ -204,6 +227,7 @@ def measure(
             inputs=inputs,
             ranks_per_host=num_ranks,
             optimizer=optimizer,
+            budget_s=budget_s,
         )
     if num_ranks > 1 and "interrupted" not in table.provenance:
         table = msgspec.structs.replace(table, host=find_host(num_ranks, cache))

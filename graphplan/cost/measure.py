@@ -72,12 +72,14 @@ def measure_table(
     rounds: int = ROUNDS,
     ranks_per_host: int = 1,
     optimizer: MakeOptimizer | None = None,
+    budget_s: float | None = None,
 ) -> ProfileTable:
     """Seconds and bytes of every op of a captured model on a device.
 
     `inputs` makes a batch for the whole-model steps (random ones otherwise), which run at
     `calibrate_sizes` (all sizes by default, () for none). With several `ranks_per_host` the others
-    train the same model meanwhile. `optimizer` is the user's own, if there is one.
+    train the same model meanwhile. `optimizer` is the user's own, if there is one. What does not
+    fit into `budget_s` is left to the laws, fitted to what was measured.
     """
     graph, sizes = captured.graph, _check_sizes(captured.graph, batch_sizes)
     check_ranks(ranks_per_host, device)
@@ -92,6 +94,7 @@ def measure_table(
     )
     if count and not session.may_step(max(sizes)):
         session.num_neighbours = count = 0
+    session.budget_s = budget_s
     wanted = sizes if calibrate_sizes is None else tuple(calibrate_sizes)
     jobs = session.list_units(sizes, _choose_effort(effort, count))
     jobs += session.list_steps(
@@ -234,8 +237,12 @@ def _tell_origin(session: Session, num_missing: int) -> str:
         parts.append(f"beside {session.num_neighbours} ranks on the same host")
     if session.interrupted:
         parts.append("interrupted")
+    if session.num_skipped:
+        parts.append(f"budget of {session.budget_s:g} s spent")
     if num_missing:
-        parts.append(f"{num_ops - num_missing} of {num_ops} ops measured, the others estimated")
+        parts.append(
+            f"{num_ops - num_missing} of {num_ops} ops measured, the others by the fitted laws"
+        )
     if session.borrowed:
         parts.append("calibrated on a model of the same units")
     if session.failed:

@@ -18,7 +18,8 @@ from graphplan.nouns.training import Training
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "gpt": {"layers": 1}, "gnn": {"layers": 1}, "mmt": {"layers": 1}, "clip": {"layers": 1}, "t5": {"layers": 1},
+    "gpt": {"layers": 1}, "gnn": {"layers": 1}, "mmt": {"layers": 1}, "clip": {"layers": 1},
+    "t5": {"layers": 1},
     "dlrm": {"rows": 1000, "branches": 2}, "candle_uno": {"branches": 2}, "resnet": {}, "unet": {},
 }  # fmt: skip
 
