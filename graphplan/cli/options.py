@@ -93,6 +93,28 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def parse_budget(text: str) -> float | None:
+    """`60s`, `5m`, `90`, or `none` for all that it takes."""
+    if text == "none":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if match is None or not float(match[1]):
+        raise InvalidOption(
+            f"{text!r} is no time.", remedy="Write --budget 60s, --budget 5m or --budget none."
+        )
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`1,4,16`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InvalidOption(
+            f"{text!r} are no micro-batch sizes.", remedy="Write --batch-sizes 1,4,16."
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def parse_pins(pins: Sequence[str]) -> dict[str, int]:
     """module.path=device pairs."""
     found: dict[str, int] = {}

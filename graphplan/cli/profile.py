@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,11 @@ from graphplan.cli.options import (
     load_graph,
     load_learned,
     model_argument,
+    parse_budget,
     parse_settings,
+    parse_sizes,
 )
-from graphplan.errors import InvalidOption
+from graphplan.errors import InvalidOption, UnknownName
 from graphplan.files import write_noun
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZES = (1, 4, 16)
 MOST_ROWS = 12
+MEASURED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @click.command(
@@ -62,7 +64,9 @@ MOST_ROWS = 12
     metavar="TIME",
     help="Most time for measuring (90s, 5m, none); the rest is left to the fitted laws.",
 )
-@click.option("--precision", help="Without measuring: compute in this dtype, e.g. bfloat16.")
+@click.option("--precision", help="Compute in this dtype in place of float32, e.g. bfloat16.")
+@click.option("--autocast", help="Measure under torch.autocast to this dtype, casts included.")
+@click.option("--tf32", is_flag=True, help="Measure float32 products on matrix units.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
 @click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -77,6 +81,8 @@ def command(
     ranks_per_host: int | None,
     budget: str,
     precision: str | None,
+    autocast: str | None,
+    tf32: bool,
     no_cache: bool,
     output: str,
     as_json: bool,
@@ -86,7 +92,7 @@ def command(
 
     Ctrl-C keeps what was measured: the table is written with estimates for the rest.
     """
-    check_wishes(device, gpu, costs, ranks_per_host, precision)
+    check_wishes(device, gpu, costs, ranks_per_host, precision, autocast)
     start = time.perf_counter()
     sizes = parse_sizes(batch_sizes) if batch_sizes else None
     if gpu or costs:
@@ -100,6 +106,9 @@ def command(
             sizes,
             ranks_per_host=ranks_per_host,
             budget_s=parse_budget(budget),
+            precision=precision,
+            autocast=autocast,
+            tf32=tf32,
             use_cache=not no_cache,
             quiet=quiet,
         )
@@ -123,6 +132,7 @@ def check_wishes(
     costs: str | None,
     ranks_per_host: int | None,
     precision: str | None,
+    autocast: str | None = None,
 ) -> None:
     """Refuse options that contradict each other."""
     if costs is not None and not costs.startswith(LEARNED):
@@ -137,33 +147,14 @@ def check_wishes(
         raise InvalidOption(
             "--ranks-per-host is for measuring.", remedy="Leave it away, or give --device cpu."
         )
-    if precision and not (gpu or costs):
+    if autocast and (gpu or costs or precision):
         raise InvalidOption(
-            "A measurement runs in the precision of the model.",
-            remedy="Use --precision with --estimate or --costs, or change the model's dtype.",
+            "--autocast is for measuring, in the precision of the model.",
+            remedy="Leave it away, or measure without --precision.",
         )
-
-
-def parse_budget(text: str) -> float | None:
-    """`60s`, `5m`, `90`, or `none` for all that it takes."""
-    if text == "none":
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if match is None or not float(match[1]):
-        raise InvalidOption(
-            f"{text!r} is no time.", remedy="Write --budget 60s, --budget 5m or --budget none."
-        )
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """`1,4,16`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise InvalidOption(
-            f"{text!r} are no micro-batch sizes.", remedy="Write --batch-sizes 1,4,16."
-        )
-    return tuple(sorted({int(part) for part in parts}))
+    for name in (precision, autocast):
+        if name is not None and not (gpu or costs) and name not in MEASURED_DTYPES:
+            raise UnknownName("precision", name, MEASURED_DTYPES)
 
 
 def choose_sizes(graph: OpGraph, sizes: Sequence[int] | None) -> tuple[int, ...]:
@@ -204,19 +195,28 @@ def measure(
     *,
     ranks_per_host: int | None,
     budget_s: float | None,
+    precision: str | None,
+    autocast: str | None,
+    tf32: bool,
     use_cache: bool,
     quiet: bool,
 ) -> tuple[OpGraph, ProfileTable]:
     """The measured table of a model file or a captured graph, and of the host if it is shared."""
     from graphplan.cost.measure import find_device, measure_table, open_cache
     from graphplan.cost.measure_neighbours import check_ranks, count_ranks, use_rank_threads
+    from graphplan.cost.measure_unit import Numerics
 
     chosen = device or find_device()
     use_rank_threads(chosen)
     num_ranks = count_ranks(chosen) if ranks_per_host is None else ranks_per_host
     check_ranks(num_ranks, chosen)
     captured, inputs, optimizer = _load_captured(model, settings)
-    cache = open_cache(chosen, ranks_per_host=num_ranks) if use_cache else None
+    if tf32:
+        import torch
+
+        torch.set_float32_matmul_precision("high")
+    numerics = Numerics(cast=precision, autocast=autocast)
+    cache = open_cache(chosen, ranks_per_host=num_ranks, numerics=numerics) if use_cache else None
     with show_progress(enabled=not quiet) as report:
         table = measure_table(
             captured,
@@ -228,6 +228,7 @@ def measure(
             ranks_per_host=num_ranks,
             optimizer=optimizer,
             budget_s=budget_s,
+            numerics=numerics,
         )
     if num_ranks > 1 and "interrupted" not in table.provenance:
         table = msgspec.structs.replace(table, host=find_host(num_ranks, cache))

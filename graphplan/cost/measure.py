@@ -27,6 +27,7 @@ from graphplan.cost.hardware import find_device_type, list_device_types
 from graphplan.cost.interpolate import fit_affine
 from graphplan.cost.kinds import COMPUTE_KINDS
 from graphplan.cost.measure_clock import (
+    AcceleratorClock,
     Clock,
     describe_environment,
     find_clock,
@@ -35,7 +36,7 @@ from graphplan.cost.measure_clock import (
 from graphplan.cost.measure_neighbours import check_ranks, count_neighbours, run_neighbours
 from graphplan.cost.measure_session import Progress, Report, Session
 from graphplan.cost.measure_step import STEP_EFFORT
-from graphplan.cost.measure_unit import Effort
+from graphplan.cost.measure_unit import AS_MODELLED, Effort, Numerics
 from graphplan.cost.measure_units import list_units
 from graphplan.cost.measure_update import UPDATE_EFFORT, MakeOptimizer
 from graphplan.errors import InvalidOption
@@ -73,6 +74,7 @@ def measure_table(
     ranks_per_host: int = 1,
     optimizer: MakeOptimizer | None = None,
     budget_s: float | None = None,
+    numerics: Numerics = AS_MODELLED,
 ) -> ProfileTable:
     """Seconds and bytes of every op of a captured model on a device.
 
@@ -90,12 +92,21 @@ def measure_table(
     units = list_units(graph, short=_find_short(graph, device_type, max(sizes)))
     count = count_neighbours(graph, max(sizes), ranks_per_host, clock)
     session = Session(
-        captured, units, clock, cache=cache, device_type=device_type, num_neighbours=count
+        captured,
+        units,
+        clock,
+        cache=cache,
+        device_type=device_type,
+        num_neighbours=count,
+        numerics=numerics,
     )
+    if isinstance(clock, AcceleratorClock):
+        clock.warm_up()
     if count and not session.may_step(max(sizes)):
         session.num_neighbours = count = 0
     session.budget_s = budget_s
     wanted = sizes if calibrate_sizes is None else tuple(calibrate_sizes)
+    wanted = () if numerics != AS_MODELLED else wanted  # Steps run in the model's own precision.
     jobs = session.list_units(sizes, _choose_effort(effort, count))
     jobs += session.list_steps(
         [size for size in sizes if size in wanted], inputs, _choose_effort(step_effort, count)
@@ -123,10 +134,13 @@ def find_device() -> str:
     return accelerator.type if accelerator is not None else "cpu"
 
 
-def open_cache(device: str, *, ranks_per_host: int = 1) -> ProfileCache:
+def open_cache(
+    device: str, *, ranks_per_host: int = 1, numerics: Numerics = AS_MODELLED
+) -> ProfileCache:
     """The cache for a device of this machine and the installed torch."""
     beside = f", {ranks_per_host} ranks on the host" if ranks_per_host > 1 else ""
-    return ProfileCache(describe_environment(find_clock(device)) + beside)
+    told = f", {numerics}" if str(numerics) else ""
+    return ProfileCache(describe_environment(find_clock(device)) + beside + told)
 
 
 def _check_sizes(graph: OpGraph, batch_sizes: Sequence[int]) -> tuple[int, ...]:
@@ -233,6 +247,10 @@ def _tell_origin(session: Session, num_missing: int) -> str:
     """Where the figures come from, and what is not measured."""
     num_ops = len(session.captured.graph.ops)
     parts = [describe_environment(session.clock)]
+    if str(session.numerics):
+        parts.append(str(session.numerics))
+    if isinstance(session.clock, AcceleratorClock):
+        parts.append(f"launch {session.clock.launch_time() * 1e6:.1f} us apart from the kernels")
     if session.num_neighbours:
         parts.append(f"beside {session.num_neighbours} ranks on the same host")
     if session.interrupted:

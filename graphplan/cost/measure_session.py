@@ -18,7 +18,7 @@ from graphplan.cost.measure_clock import Clock
 from graphplan.cost.measure_limits import choose_limits
 from graphplan.cost.measure_rebuild import Rebuilt
 from graphplan.cost.measure_step import fits_memory, measure_step
-from graphplan.cost.measure_unit import Effort, measure_unit
+from graphplan.cost.measure_unit import AS_MODELLED, Effort, Numerics, measure_unit
 from graphplan.cost.measure_units import (
     UnitBuilder,
     UnitDescriber,
@@ -75,7 +75,9 @@ class Session:
         cache: ProfileCache | None,
         device_type: DeviceType,
         num_neighbours: int = 0,
+        numerics: Numerics = AS_MODELLED,
     ) -> None:
+        self.numerics = numerics
         self.num_neighbours = num_neighbours
         self.captured = captured
         self.clock = clock
@@ -220,7 +222,7 @@ class Session:
 
     def _measure_unit(self, ops: tuple[str, ...], size: int, effort: Effort) -> Measurement:
         builder, values = self._builder(size)
-        return measure_unit(builder.build(ops), values, self.clock, effort)
+        return measure_unit(builder.build(ops), values, self.clock, effort, self.numerics)
 
     def _measure_step(self, size: int, inputs: MakeBatch | None, effort: Effort) -> Measurement:
         captured = self.captured

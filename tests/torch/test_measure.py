@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from graphplan.cli.main import run_command
-from graphplan.cli.profile import parse_budget
+from graphplan.cli.options import parse_budget
 from graphplan.cost import measure_session
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.hardware import find_device_type
@@ -27,6 +27,7 @@ from graphplan.cost.measure_clock import CpuClock, find_clock
 from graphplan.cost.measure_rebuild import rebuild_graph
 from graphplan.cost.measure_session import Session, check_alive
 from graphplan.cost.measure_step import prepare_step
+from graphplan.cost.measure_unit import Numerics
 from graphplan.cost.measure_units import Unit, list_units, run_on_fakes
 from graphplan.cost.saved import count_saved_bytes
 from graphplan.errors import InvalidOption, RunFailed
@@ -477,3 +478,17 @@ def test_budgets_are_times(text: str, seconds: float | None) -> None:
     assert parse_budget(text) == seconds
     with pytest.raises(InvalidOption, match="is no time"):
         parse_budget("soon")
+
+
+def test_ops_are_measured_in_the_precision_that_is_trained() -> None:
+    """Tensors are cast, or torch casts them; the provenance tells, and no step is calibrated."""
+    captured = trace_module(nn.Sequential(nn.Linear(8, 8), nn.GELU()), lambda b: torch.rand(b, 8))
+    for numerics, told in (
+        (Numerics(cast="bfloat16"), "in bfloat16"),
+        (Numerics(autocast="bfloat16"), "autocast to bfloat16"),
+    ):
+        table = measure_table(captured, batch_sizes=[4], numerics=numerics)
+        assert told in table.provenance
+        assert "could not run" not in table.provenance
+        assert table.calibration == ()
+        assert all(row.forward_s[0] > 0 for row in table.rows)
