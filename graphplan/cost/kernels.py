@@ -89,8 +89,8 @@ def _list_products(
         found: list[Kernel] = []
         for each in wanted:
             if each is call.operands[0] or each is call.operands[1]:
-                shape = _to_convolution(call, dtype, forward, count_forward_bytes(call))
-                found.append(_turn_convolution(shape, filters=each is call.operands[1]))
+                whole = _to_convolution(call, dtype, forward, count_forward_bytes(call))
+                found.append(_turn_convolution(whole, filters=each is call.operands[1]))
             else:
                 found.append(Stream(call.result_bytes + each.bytes))
         return tuple(found)

@@ -35,11 +35,12 @@ def collective_time(link: Link, kind: Collective, count: int, num_bytes: float) 
         return whole if kind == "all_reduce" else whole / 2
     law = link.law
     rounds = 2 if kind == "all_reduce" else 1
-    reached = law.efficiency * count / (count + law.ends) * (2 / count) ** law.crowding
+    crowd = math.pow(2 / count, law.crowding)
+    reached = law.efficiency * count / (count + law.ends) * crowd
     if kind != "all_reduce":
         reached *= law.once
     wire_s = rounds * (count - 1) / count * num_bytes / link.bandwidth_bytes_per_s
-    ramp = math.sqrt(1 + (law.half_bytes / num_bytes) ** law.ramp)
+    ramp = math.sqrt(1 + math.pow(law.half_bytes / num_bytes, law.ramp))
     return law.start_s + rounds * (count - 1) * law.hop_s + wire_s * ramp / reached
 
 
