@@ -74,43 +74,28 @@ MEASURED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 def command(
     model: str,
     settings: tuple[str, ...],
-    device: str | None,
     gpu: str | None,
     costs: str | None,
     batch_sizes: str | None,
-    ranks_per_host: int | None,
-    budget: str,
-    precision: str | None,
-    autocast: str | None,
-    tf32: bool,
     no_cache: bool,
     output: str,
     as_json: bool,
     quiet: bool,
+    **wishes: Any,
 ) -> int:
     """Measure or estimate the seconds and bytes of every op of MODEL at several batch sizes.
 
     Ctrl-C keeps what was measured: the table is written with estimates for the rest.
     """
-    check_wishes(device, gpu, costs, ranks_per_host, precision, autocast)
+    check_wishes(gpu, costs, **wishes)
     start = time.perf_counter()
     sizes = parse_sizes(batch_sizes) if batch_sizes else None
     if gpu or costs:
         graph = load_graph(model, parse_settings(settings), use_cache=not no_cache)
-        table = predict(graph, costs, gpu, sizes, precision)
+        table = predict(graph, costs, gpu, sizes, wishes["precision"])
     else:
         graph, table = measure(
-            model,
-            parse_settings(settings),
-            device,
-            sizes,
-            ranks_per_host=ranks_per_host,
-            budget_s=parse_budget(budget),
-            precision=precision,
-            autocast=autocast,
-            tf32=tf32,
-            use_cache=not no_cache,
-            quiet=quiet,
+            model, parse_settings(settings), sizes, use_cache=not no_cache, quiet=quiet, **wishes
         )
     write_noun(table, output)
     facts = describe_table(graph, table) | {
@@ -127,12 +112,14 @@ def command(
 
 
 def check_wishes(
-    device: str | None,
     gpu: str | None,
     costs: str | None,
+    *,
+    device: str | None,
     ranks_per_host: int | None,
     precision: str | None,
-    autocast: str | None = None,
+    autocast: str | None,
+    **_: Any,
 ) -> None:
     """Refuse options that contradict each other."""
     if costs is not None and not costs.startswith(LEARNED):
@@ -190,11 +177,11 @@ def predict(
 def measure(
     model: str,
     settings: dict[str, Any],
-    device: str | None,
     sizes: Sequence[int] | None,
     *,
+    device: str | None,
     ranks_per_host: int | None,
-    budget_s: float | None,
+    budget: str,
     precision: str | None,
     autocast: str | None,
     tf32: bool,
@@ -211,11 +198,7 @@ def measure(
     num_ranks = count_ranks(chosen) if ranks_per_host is None else ranks_per_host
     check_ranks(num_ranks, chosen)
     captured, inputs, optimizer = _load_captured(model, settings)
-    if tf32:
-        import torch
-
-        torch.set_float32_matmul_precision("high")
-    numerics = Numerics(cast=precision, autocast=autocast)
+    numerics = Numerics(cast=precision, autocast=autocast, tf32=tf32)
     cache = open_cache(chosen, ranks_per_host=num_ranks, numerics=numerics) if use_cache else None
     with show_progress(enabled=not quiet) as report:
         table = measure_table(
@@ -227,7 +210,7 @@ def measure(
             inputs=inputs,
             ranks_per_host=num_ranks,
             optimizer=optimizer,
-            budget_s=budget_s,
+            budget_s=parse_budget(budget),
             numerics=numerics,
         )
     if num_ranks > 1 and "interrupted" not in table.provenance:

@@ -94,13 +94,21 @@ class Numerics:
     """Dtype that takes the place of float32 in all tensors."""
     autocast: str | None = None
     """Dtype that torch.autocast computes in; casts count."""
+    tf32: bool = False
+    """Whether float32 products run on matrix units."""
 
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
         """Compute so inside."""
         dtype = getattr(torch, self.autocast) if self.autocast else None
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            yield
+        before = torch.get_float32_matmul_precision()
+        if self.tf32:
+            torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as ops find it."""
@@ -109,8 +117,9 @@ class Numerics:
         return tensor.to(getattr(torch, self.cast))
 
     def __str__(self) -> str:
-        named = [f"in {self.cast}" if self.cast else "", self.autocast and "autocast to"]
-        return " ".join(each for each in (*named, self.autocast) if each)
+        parts = [f"in {self.cast}"] if self.cast else []
+        parts += [f"autocast to {self.autocast}"] if self.autocast else []
+        return ", ".join([*parts, "tf32"] if self.tf32 else parts)
 
 
 AS_MODELLED = Numerics()
