@@ -131,7 +131,9 @@ def list_class_lines(samples: Samples) -> Iterator[str]:
                 continue
             device, taken = find_device_type(profile), judged.seconds
             cells = [describe(price_before(judged, device), taken)]
-            cells += [describe(price_now(judged, device, name, residual=r), taken) for r in (0, 1)]
+            cells += [
+                describe(price_now(judged, device, name, residual=r), taken) for r in (False, True)
+            ]
             yield f"| {title} | {profile} | {len(judged):,} | {' | '.join(cells)} |"
 
 

@@ -19,7 +19,7 @@ class Unpriced(NamedTuple):
     """Ops of one target without a formula."""
 
     target: str
-    count: int
+    num_ops: int
     share: float
     """Of the estimated seconds of all ops."""
 
@@ -49,7 +49,7 @@ def describe_unpriced(found: tuple[Unpriced, ...]) -> str:
     """A line that names them; "" where there are none."""
     if not found:
         return ""
-    named = ", ".join(f"{each.target} ({each.count}, {each.share:.1%})" for each in found[:5])
+    named = ", ".join(f"{each.target} ({each.num_ops}, {each.share:.1%})" for each in found[:5])
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return (
         f"No formula for {named}{more}: priced by bytes alone (ops, share of the estimate)."
