@@ -12,6 +12,7 @@ fitted. `--write` stores table and picture in docs/.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,14 +23,31 @@ import numpy
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from graphplan.cost.hardware import find_device_type
+from graphplan.cost.kernels import BACKWARD_LAUNCHES, BACKWARD_PASSES, ROW_BACKWARD
 from graphplan.cost.laws.gemm import Floats
-from graphplan.cost.laws.kernel import Attention, Convolution, Kernel, Product, Rows, Stream
-from graphplan.cost.laws.price import find_rate
+from graphplan.cost.laws.kernel import (
+    Attention,
+    Convolution,
+    Kernel,
+    Product,
+    RowKind,
+    Rows,
+    Stream,
+)
+from graphplan.cost.laws.price import find_rate, price_kernels
 from graphplan.cost.laws.residual import MOST, correct_seconds
 from graphplan.nouns.cluster import DeviceType, Law
 from tools.fit_gpu import average_laws, price_sample
 from tools.fit_residual import grow_trees, make_lesson, plain_device, split_lessons
-from tools.gpu_data import Sample, Samples, is_held_out, read_samples
+from tools.gpu_data import (
+    PROFILES,
+    Row,
+    Sample,
+    Samples,
+    is_held_out,
+    read_rows,
+    read_samples,
+)
 from tools.validate_links import list_link_lines
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -44,6 +62,7 @@ BEFORE: dict[str, tuple[float, float, float, float]] = {
 }
 """Efficiencies of products, convolutions, attention and memory before the laws."""
 BEFORE_LAUNCH_S = 5e-6
+LEAST_BACKWARD_S = 1e-4
 LEFT_OUT = ("a100-80gb", "h100", "l40s", "b200")
 
 
@@ -114,7 +133,7 @@ def price_now(sample: Sample, device: DeviceType, name: str, *, residual: bool) 
     return correct_seconds(name, sizes, seconds, device, find_rate(device, first.dtype))
 
 
-def describe(priced: Floats, seconds: Floats) -> str:
+def describe(priced: Floats, seconds: Floats | float) -> str:
     """Median ratio and mean error."""
     ratio = priced / seconds
     return f"{numpy.median(ratio):.2f}, {numpy.abs(ratio - 1).mean():.1%}"
@@ -135,6 +154,40 @@ def list_class_lines(samples: Samples) -> Iterator[str]:
                 describe(price_now(judged, device, name, residual=r), taken) for r in (False, True)
             ]
             yield f"| {title} | {profile} | {len(judged):,} | {' | '.join(cells)} |"
+
+
+def list_backward_lines(folder: Path) -> Iterator[str]:
+    """Backward passes of nodes of training steps, which nothing was fitted to."""
+    yield "| op | device | rows | law |"
+    yield "|---|---|---|---|"
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in read_rows(folder / "ops.csv.gz"):
+        kernels = list_backward(row) if "nodes" in row["source"] else ()
+        if kernels and float(row["backward_s"] or 0) >= LEAST_BACKWARD_S:
+            device = find_device_type(PROFILES[row["device"]])
+            priced = sum(price_kernels(kernels, device))
+            ratios[row["op"], device.name].append(priced / float(row["backward_s"]))
+    for (op, name), found in sorted(ratios.items()):
+        yield f"| {op} | {name} | {len(found)} | {describe(numpy.array(found), 1.0)} |"
+
+
+def list_backward(row: Row) -> tuple[Kernel, ...]:
+    """What the backward of a node runs, as graphplan.cost.kernels counts it."""
+    op = row["op"].removesuffix("_scalar")
+    if op in ("linear", "bmm"):
+        batch, rows, columns, inner = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        product = Product("float32", 4, batch, rows, columns, inner)
+        return (
+            product._replace(columns=inner, inner=columns),
+            product._replace(rows=inner, inner=rows),
+        )
+    if op in ("layer_norm", "softmax"):
+        kind: RowKind = "norm" if op == "layer_norm" else "softmax"
+        return (Rows(kind, 4, int(row["rows"]), int(row["columns"]), ROW_BACKWARD[kind], 2),)
+    if op not in ("gelu", "tanh", "relu", "dropout", "pow") and row["op"] != "mul":
+        return ()
+    moved = int(BACKWARD_PASSES[op] * 4 * int(row["rows"]) * int(row["columns"]))
+    return (Stream(moved, BACKWARD_LAUNCHES.get(op, 1)),)
 
 
 def list_left_out_lines(samples: Samples) -> Iterator[str]:
@@ -198,6 +251,7 @@ def main() -> None:
     samples = read_samples(folder)
     lines = ["# GPU costs against measurements", "", *HEAD.splitlines(), ""]
     lines += ["## Kernels", "", *list_class_lines(samples), ""]
+    lines += ["## Backward, nodes of at least 0.1 ms", "", *list_backward_lines(folder), ""]
     lines += ["## A device left out", "", *list_left_out_lines(samples), ""]
     lines += ["## Links", "", *list_link_lines(folder), ""]
     print("\n".join(lines))

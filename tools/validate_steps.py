@@ -11,6 +11,8 @@ graphplan, priced and, where devices share a step, cut and simulated. Captures a
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
 import sys
 from collections import defaultdict
@@ -66,8 +68,7 @@ def capture_model(name: str, build: Callable[[], Any], sequence: int) -> OpGraph
 
 def build_neusight(row: Row) -> Any:
     """A model of `model_configs.csv`."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     layers, hidden, heads, ffn, words, length = (
         int(row[name])
         for name in ("layers", "hidden", "heads", "ffn", "vocabulary", "max_sequence")
@@ -103,7 +104,7 @@ def list_step_lines(folder: Path) -> Iterator[str]:
         if config is None or "Switch" in config["architecture"] or row["parallelism"] == "tp4":
             continue
         graph = capture_model(
-            row["model"], lambda c=config: build_neusight(c), int(row["sequence"])
+            row["model"], functools.partial(build_neusight, config), int(row["sequence"])
         )
         alone = row["parallelism"] == "none"
         predicted = predict_alone(graph, row) if alone else predict_four(graph, row)
@@ -123,8 +124,8 @@ def list_step_lines(folder: Path) -> Iterator[str]:
         CHIP_ERRORS[chip] = (len(found), float(numpy.mean(found)))
     for group, found in errors.items():
         yield f"- {group}: mean error {numpy.mean(found):.1%} over {len(found)} rows without a note"
-    alone = [e for group, found in errors.items() if group not in ("dp4", "pp4") for e in found]
-    yield f"- all steps on one GPU: mean error {numpy.mean(alone):.1%} over {len(alone)} rows"
+    single = [e for group, found in errors.items() if group not in ("dp4", "pp4") for e in found]
+    yield f"- all steps on one GPU: mean error {numpy.mean(single):.1%} over {len(single)} rows"
 
 
 def predict_alone(graph: OpGraph, row: Row) -> float:
@@ -197,8 +198,7 @@ def cut_layers(graph: OpGraph, num_stages: int) -> list[tuple[str, ...]]:
 
 def build_megatron(row: Row) -> Any:
     """BERT, or a GPT with grouped queries and a plain MLP, as the row's test trains it."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     common = {"num_hidden_layers": int(row["layers"]), "hidden_size": int(row["hidden"]),
               "num_attention_heads": int(row["heads"]), "use_cache": False,
               "intermediate_size": int(row["ffn"] or 4 * int(row["hidden"]))}  # fmt: skip
@@ -243,7 +243,7 @@ def list_megatron_lines(folder: Path) -> Iterator[str]:
         graph = mask_causally(
             capture_model(
                 f"megatron-{row['family']}-{row['hidden']}",
-                lambda r=row: build_megatron(r),
+                functools.partial(build_megatron, row),
                 int(row["sequence"]),
             )
         )
