@@ -327,7 +327,10 @@ HEAD = """\
 2026-11-18, 2 cores of a shared x86-64 server, no GPU:
 `python tools/validate_steps.py FOLDER --write`, on measurements of others (NeuSight; Megatron-LM).
 Rows with a note disagree with the sum of their own nodes and count in no mean. tp4 and Switch
-models are left out."""
+models are left out.
+
+What was not blind: how much of a stream comes from the cache was set after looking at steps on L4.
+Most rows are forwards alone (inference); the expected errors that reports print count them, too."""
 
 
 if __name__ == "__main__":
