@@ -184,7 +184,7 @@ def _list_powers(batch_size: int) -> list[int]:
 
 def _time(layer: Layer, samples: int, kind: DeviceType) -> float:
     """Compute or memory, whichever takes longer, and at least a launch."""
-    rate = kind.flops_per_s_by_dtype["float32"] * kind.efficiency_by_kind.get("matmul", 1.0)
+    rate = 0.75 * kind.flops_per_s_by_dtype["float32"]
     dense = layer.weight_elements if layer.flops >= layer.weight_elements else 0
     moved = 4 * (dense + 2 * samples * layer.out_elements)
     return max(

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 )
 @click.argument("name", required=False)
 @click.option("--gpus", type=int, help="Bring the cluster to this many devices.")
+@click.option("--verbose", is_flag=True, help="Show every figure of the laws with its source.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(name: str | None, gpus: int | None, as_json: bool) -> None:
+def command(name: str | None, gpus: int | None, verbose: bool, as_json: bool) -> None:
     """List clusters and device types, or show NAME (a profile, a device type or a TOML file)."""
     from graphplan.cost.hardware import find_cluster, find_device_type, list_device_types
 
     if name is None:
         show_all(as_json=as_json)
     elif name in list_device_types() and name != "cpu":
-        show_noun(find_device_type(name), as_json=as_json)
+        show_noun(find_device_type(name), verbose=verbose, as_json=as_json)
     else:
-        show_noun(find_cluster(name, gpus=gpus), as_json=as_json)
+        show_noun(find_cluster(name, gpus=gpus), verbose=verbose, as_json=as_json)
 
 
 def show_all(*, as_json: bool) -> None:
@@ -47,14 +48,18 @@ def show_all(*, as_json: bool) -> None:
     click.echo(_example())
 
 
-def show_noun(noun: Cluster | DeviceType, *, as_json: bool) -> None:
+def show_noun(noun: Cluster | DeviceType, *, verbose: bool = False, as_json: bool = False) -> None:
     """One cluster or device type."""
     if as_json:
         print_json(noun)
         return
     from graphplan.nouns.cluster import Cluster
 
-    for line in describe_cluster(noun) if isinstance(noun, Cluster) else describe_type(noun):
+    types = noun.types if isinstance(noun, Cluster) else (noun,)
+    lines = describe_cluster(noun) if isinstance(noun, Cluster) else describe_type(noun)
+    if verbose:
+        lines += [line for kind in types for line in ("", *describe_laws(kind))]
+    for line in lines:
         click.echo(line)
 
 
@@ -84,16 +89,37 @@ def describe_link(link: Link) -> str:
 
 
 def describe_type(kind: DeviceType) -> list[str]:
-    """Memory, rates and efficiencies of a device type, a line each."""
+    """Memory, rates and errors of the laws of a device type, a line each."""
     rates = kind.flops_per_s_by_dtype.items()
-    shares = kind.efficiency_by_kind.items()
+    errors = [f"{name} {law.error:.0%}" for name, law in kind.laws.items() if law.error is not None]
     return [
         f"{kind.name}: {kind.memory_bytes / 2**30:g} GiB,"
         f" {kind.bandwidth_bytes_per_s / 1e9:g} GB/s, launch {kind.launch_s * 1e6:g} us",
         "  TFLOPS      " + ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in rates),
-        "  efficiency  " + ", ".join(f"{name} {share:g}" for name, share in shares),
+        "  mean error  " + (", ".join(errors) or "not validated"),
         f"  source      {kind.source}",
     ]
+
+
+def describe_laws(kind: DeviceType) -> list[str]:
+    """Every law of a device type: error class, figures, source."""
+    lines = [f"laws of {kind.name}:"]
+    for name, law in kind.laws.items():
+        figures = ", ".join(f"{key} {value:g}" for key, value in law.figures.items())
+        lines += [
+            f"  {name:13} {name_error(law.error)}",
+            f"                {figures}",
+            f"                {law.source}",
+        ]
+    return lines
+
+
+def name_error(error: float | None) -> str:
+    """The error class of a law: what its figures left on shapes that were not fitted."""
+    if error is None:
+        return "not validated"
+    grade = "good" if error <= 0.1 else "fair" if error <= 0.2 else "rough"
+    return f"{grade}, mean error {error:.1%}"
 
 
 def print_json(value: object) -> None:

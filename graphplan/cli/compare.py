@@ -37,6 +37,7 @@ def command(
     gpus: int | None,
     cluster: str | None,
     memory: str | None,
+    execution: str,
     batch: int | None,
     planner: tuple[str, ...],
     schedule: tuple[str, ...],
@@ -48,7 +49,7 @@ def command(
     from graphplan.planner.options import SearchOptions
     from graphplan.planner.whatif import compare_planners
 
-    park = load_cluster(cluster, gpus, memory)
+    park = load_cluster(cluster, gpus, memory, execution)
     graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
     options = SearchOptions(batch_size=batch, effort=effort)
     rows = compare_planners(

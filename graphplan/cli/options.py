@@ -45,10 +45,17 @@ def model_argument(command: Command) -> Command:
 
 
 def cluster_options(command: Command) -> Command:
-    """--gpus, --cluster and --memory."""
+    """--gpus, --cluster, --memory and --execution."""
     command = click.option("--gpus", type=click.IntRange(1, 65536), help="How many GPUs.")(command)
     command = click.option(
         "--cluster", metavar="NAME|FILE", help="A known cluster or a TOML file."
+    )(command)
+    command = click.option(
+        "--execution",
+        type=click.Choice(("eager", "compiled")),
+        default="eager",
+        show_default=True,
+        help="Kernels issued one by one, or joined and replayed by a compiler (estimates only).",
     )(command)
     return click.option(
         "--memory", metavar="SIZE", help="Cap on the memory of every device, e.g. 16GB."
@@ -86,6 +93,28 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def parse_budget(text: str) -> float | None:
+    """`60s`, `5m`, `90`, or `none` for all that it takes."""
+    if text == "none":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if match is None or not float(match[1]):
+        raise InvalidOption(
+            f"{text!r} is no time.", remedy="Write --budget 60s, --budget 5m or --budget none."
+        )
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`1,4,16`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InvalidOption(
+            f"{text!r} are no micro-batch sizes.", remedy="Write --batch-sizes 1,4,16."
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def parse_pins(pins: Sequence[str]) -> dict[str, int]:
     """module.path=device pairs."""
     found: dict[str, int] = {}
@@ -100,13 +129,17 @@ def parse_pins(pins: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def load_cluster(name: str | None, gpus: int | None, memory: str | None) -> Cluster:
+def load_cluster(
+    name: str | None, gpus: int | None, memory: str | None, execution: str = "eager"
+) -> Cluster:
     """The cluster that the options describe."""
     import msgspec
 
-    from graphplan.cost.hardware import find_cluster
+    from graphplan.cost.hardware import compile_cluster, find_cluster
 
     cluster = find_cluster(name, gpus=gpus)
+    if execution == "compiled":
+        cluster = compile_cluster(cluster)
     if memory is None:
         return cluster
     cap = parse_bytes(memory)

@@ -15,9 +15,11 @@ from graphplan.cli.options import (
     load_graph,
     load_learned,
     model_argument,
+    parse_budget,
     parse_settings,
+    parse_sizes,
 )
-from graphplan.errors import InvalidOption
+from graphplan.errors import InvalidOption, UnknownName
 from graphplan.files import write_noun
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZES = (1, 4, 16)
 MOST_ROWS = 12
+MEASURED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @click.command(
@@ -54,7 +57,16 @@ MOST_ROWS = 12
     help="On a CPU: measure while N-1 others train too, as in a run of N ranks; 1 measures alone."
     "  [default: as many as there are cores, at most 4]",
 )
-@click.option("--precision", help="Without measuring: compute in this dtype, e.g. bfloat16.")
+@click.option(
+    "--budget",
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="Most time for measuring (90s, 5m, none); the rest is left to the fitted laws.",
+)
+@click.option("--precision", help="Compute in this dtype in place of float32, e.g. bfloat16.")
+@click.option("--autocast", help="Measure under torch.autocast to this dtype, casts included.")
+@click.option("--tf32", is_flag=True, help="Measure float32 products on matrix units.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
 @click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -62,36 +74,28 @@ MOST_ROWS = 12
 def command(
     model: str,
     settings: tuple[str, ...],
-    device: str | None,
     gpu: str | None,
     costs: str | None,
     batch_sizes: str | None,
-    ranks_per_host: int | None,
-    precision: str | None,
     no_cache: bool,
     output: str,
     as_json: bool,
     quiet: bool,
+    **wishes: Any,
 ) -> int:
     """Measure or estimate the seconds and bytes of every op of MODEL at several batch sizes.
 
     Ctrl-C keeps what was measured: the table is written with estimates for the rest.
     """
-    check_wishes(device, gpu, costs, ranks_per_host, precision)
+    check_wishes(gpu, costs, **wishes)
     start = time.perf_counter()
     sizes = parse_sizes(batch_sizes) if batch_sizes else None
     if gpu or costs:
         graph = load_graph(model, parse_settings(settings), use_cache=not no_cache)
-        table = predict(graph, costs, gpu, sizes, precision)
+        table = predict(graph, costs, gpu, sizes, wishes["precision"])
     else:
         graph, table = measure(
-            model,
-            parse_settings(settings),
-            device,
-            sizes,
-            ranks_per_host=ranks_per_host,
-            use_cache=not no_cache,
-            quiet=quiet,
+            model, parse_settings(settings), sizes, use_cache=not no_cache, quiet=quiet, **wishes
         )
     write_noun(table, output)
     facts = describe_table(graph, table) | {
@@ -108,11 +112,14 @@ def command(
 
 
 def check_wishes(
-    device: str | None,
     gpu: str | None,
     costs: str | None,
+    *,
+    device: str | None,
     ranks_per_host: int | None,
     precision: str | None,
+    autocast: str | None,
+    **_: Any,
 ) -> None:
     """Refuse options that contradict each other."""
     if costs is not None and not costs.startswith(LEARNED):
@@ -127,21 +134,14 @@ def check_wishes(
         raise InvalidOption(
             "--ranks-per-host is for measuring.", remedy="Leave it away, or give --device cpu."
         )
-    if precision and not (gpu or costs):
+    if autocast and (gpu or costs or precision):
         raise InvalidOption(
-            "A measurement runs in the precision of the model.",
-            remedy="Use --precision with --estimate or --costs, or change the model's dtype.",
+            "--autocast is for measuring, in the precision of the model.",
+            remedy="Leave it away, or measure without --precision.",
         )
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """`1,4,16`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise InvalidOption(
-            f"{text!r} are no micro-batch sizes.", remedy="Write --batch-sizes 1,4,16."
-        )
-    return tuple(sorted({int(part) for part in parts}))
+    for name in (precision, autocast):
+        if name is not None and not (gpu or costs) and name not in MEASURED_DTYPES:
+            raise UnknownName("precision", name, MEASURED_DTYPES)
 
 
 def choose_sizes(graph: OpGraph, sizes: Sequence[int] | None) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ def predict(
     sizes: Sequence[int] | None,
     precision: str | None,
 ) -> ProfileTable:
-    """The table of a learned cost model, or the roofline of a GPU."""
+    """The table of a learned cost model, or the laws of a GPU."""
     from graphplan.cost.estimate import estimate_table
     from graphplan.cost.hardware import find_device_type
 
@@ -177,23 +177,29 @@ def predict(
 def measure(
     model: str,
     settings: dict[str, Any],
-    device: str | None,
     sizes: Sequence[int] | None,
     *,
+    device: str | None,
     ranks_per_host: int | None,
+    budget: str,
+    precision: str | None,
+    autocast: str | None,
+    tf32: bool,
     use_cache: bool,
     quiet: bool,
 ) -> tuple[OpGraph, ProfileTable]:
     """The measured table of a model file or a captured graph, and of the host if it is shared."""
     from graphplan.cost.measure import find_device, measure_table, open_cache
     from graphplan.cost.measure_neighbours import check_ranks, count_ranks, use_rank_threads
+    from graphplan.cost.measure_unit import Numerics
 
     chosen = device or find_device()
     use_rank_threads(chosen)
     num_ranks = count_ranks(chosen) if ranks_per_host is None else ranks_per_host
     check_ranks(num_ranks, chosen)
     captured, inputs, optimizer = _load_captured(model, settings)
-    cache = open_cache(chosen, ranks_per_host=num_ranks) if use_cache else None
+    numerics = Numerics(cast=precision, autocast=autocast, tf32=tf32)
+    cache = open_cache(chosen, ranks_per_host=num_ranks, numerics=numerics) if use_cache else None
     with show_progress(enabled=not quiet) as report:
         table = measure_table(
             captured,
@@ -204,6 +210,8 @@ def measure(
             inputs=inputs,
             ranks_per_host=num_ranks,
             optimizer=optimizer,
+            budget_s=parse_budget(budget),
+            numerics=numerics,
         )
     if num_ranks > 1 and "interrupted" not in table.provenance:
         table = msgspec.structs.replace(table, host=find_host(num_ranks, cache))

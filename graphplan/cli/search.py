@@ -24,6 +24,8 @@ from graphplan.cli.options import (
 from graphplan.files import write_noun
 
 if TYPE_CHECKING:
+    from graphplan.nouns.opgraph import OpGraph
+    from graphplan.nouns.plan import Plan
     from graphplan.planner.options import SearchOptions
     from graphplan.planner.search import Progress, Watch
 
@@ -103,6 +105,7 @@ def command(
     gpus: int | None,
     cluster: str | None,
     memory: str | None,
+    execution: str,
     costs: str,
     use_cache: bool,
     output: str,
@@ -113,7 +116,7 @@ def command(
     """Find the best pipeline plan for MODEL: a model file, a .pt2 file or a graph.json."""
     start = time.perf_counter()
     options = read_options(**wishes)
-    park = load_cluster(cluster, gpus, memory)
+    park = load_cluster(cluster, gpus, memory, execution)
     graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
     tables = load_tables(costs, graph, park, options)
     from graphplan.planner.search import search_plan
@@ -137,10 +140,22 @@ def command(
         timeline = simulate_program(plan.prices, plan.parse_program())
         console = Console(highlight=False)
         console.print(render_summary(plan, timeline, graph=graph))
+        if tables is None:
+            _warn_unpriced(plan, graph)
         console.print(
             f"written to [bold]{output}[/]"
             f" (search {now - before:.1f} s, in all {now - start:.1f} s)"
         )
+
+
+def _warn_unpriced(plan: Plan, graph: OpGraph) -> None:
+    """Name the ops that have no formula, with their share."""
+    from graphplan.cost.unpriced import describe_unpriced, find_unpriced
+
+    size = max(stage.micro_batch_size for stage in plan.stages.stages)
+    found = find_unpriced(graph, plan.cluster.types[0], size, precision=plan.training.precision)
+    if found:
+        click.echo(f"warning: {describe_unpriced(found)}", err=True)
 
 
 def read_options(

@@ -33,6 +33,7 @@ def command(
     gpus: int | None,
     cluster: str | None,
     memory: str | None,
+    execution: str,
     model: str | None,
     settings: tuple[str, ...],
     batch: int | None,
@@ -48,13 +49,13 @@ def command(
     from graphplan.planner.whatif import simulate_plan
 
     given = read_noun(plan, Plan)
-    wants_cluster = bool(cluster or gpus or memory)
+    wants_cluster = bool(cluster or gpus or memory or execution != "eager")
     if wants_cluster and model is None:
         raise InvalidOption(
             "Another cluster changes the times of the ops, which are not in the plan.",
             remedy=f"Add --model with the model of the plan ({given.model.name}).",
         )
-    park = load_cluster(cluster, gpus, memory) if wants_cluster else given.cluster
+    park = load_cluster(cluster, gpus, memory, execution) if wants_cluster else given.cluster
     timeline = simulate_plan(
         given,
         graph=load_graph(model, parse_settings(settings)) if model else None,

@@ -1,9 +1,9 @@
-"""Calibrate: a device type whose efficiencies and overheads are fitted to measured tables.
+"""Calibrate: a device type whose estimates are scaled to measured tables.
 
 For every op name and pass (`gelu.forward`, `linear.weight_grad`), and once more for every kind, the
-measured times are fitted as overhead + roofline / efficiency: small ops reach less of the peak, and
-a line through all sizes says by how much. Where all ops of a name have about one size, the overhead
-is 0. The calibrated device then estimates other models, sizes and batch sizes.
+measured times are fitted as overhead + scale x the laws' estimate. Where all ops of a name have
+about one size, the overhead is 0. The calibrated device then estimates other models, sizes and
+batch sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from graphplan.cost.estimate import PASSES, Pass, find_roof
+from graphplan.cost.estimate import PASSES, Estimator, Pass
 from graphplan.cost.flops import Work, WorkCounter
 from graphplan.cost.interpolate import fit_affine
 from graphplan.cost.kinds import COMPUTE_KINDS
@@ -25,8 +25,8 @@ from graphplan.nouns.table import ProfileTable
 Sample = tuple[Op, Work, float]
 """An op, its work and its measured seconds in one pass."""
 
-SMALLEST_SHARE = 1e-4
-LARGEST_SHARE = 100.0
+SMALLEST_SCALE = 1e-2
+LARGEST_SCALE = 1e4
 DIFFERENT_SIZES = 2.0
 """Ratio of the largest to the smallest op from which on an overhead can be told."""
 _LAUNCH_BYTES = 16384
@@ -34,14 +34,14 @@ _LAUNCH_BYTES = 16384
 
 
 def calibrate_device(device_type: DeviceType, graph: OpGraph, measured: ProfileTable) -> DeviceType:
-    """The device type with efficiencies and launch time fitted to a measured table."""
+    """The device type with scales and launch time fitted to a measured table."""
     return calibrate_tables(device_type, [(graph, measured)], source=f"calibrated on {graph.name}")
 
 
 def calibrate_tables(
     device_type: DeviceType, tables: Iterable[tuple[OpGraph, ProfileTable]], *, source: str
 ) -> DeviceType:
-    """The device type with efficiencies and launch time fitted to tables of several graphs."""
+    """The device type with scales and launch time fitted to tables of several graphs."""
     samples: dict[Pass, list[Sample]] = {name: [] for name in PASSES}
     for graph, measured in tables:
         if measured.graph != graph.fingerprint:
@@ -51,13 +51,26 @@ def calibrate_tables(
             )
         for name, found in _collect_samples(graph, measured).items():
             samples[name] += found
-    fitted = msgspec.structs.replace(device_type, launch_s=_fit_launch(samples, device_type))
-    shares, overheads = dict(device_type.efficiency_by_kind), {}
+    fitted = msgspec.structs.replace(
+        device_type,
+        launch_s=_fit_launch(samples, device_type),
+        scale_by_kind={},
+        overhead_s_by_kind={},
+        residual=None,
+    )
+    scales, overheads = {}, {}
+    estimator = Estimator(fitted)
     for (name, key), group in _group_samples(samples).items():
-        overhead, share = _fit_group(group, fitted, name)
-        shares[f"{key}.{name}"], overheads[f"{key}.{name}"] = share, overhead
-    fitted = msgspec.structs.replace(fitted, overhead_s_by_kind=overheads)
-    return _normalise(fitted, shares, source=f"{device_type.source}; {source}")
+        estimates = [estimator.pass_time(op, work, name) for op, work, _ in group]
+        overhead, scale = _fit_line(estimates, [taken for _, _, taken in group])
+        scales[f"{key}.{name}"] = min(max(scale, SMALLEST_SCALE), LARGEST_SCALE)
+        overheads[f"{key}.{name}"] = overhead
+    return msgspec.structs.replace(
+        fitted,
+        scale_by_kind=scales,
+        overhead_s_by_kind=overheads,
+        source=f"{device_type.source}; {source}",
+    )
 
 
 def _collect_samples(graph: OpGraph, measured: ProfileTable) -> dict[Pass, list[Sample]]:
@@ -83,14 +96,10 @@ def _group_samples(samples: dict[Pass, list[Sample]]) -> dict[tuple[Pass, str], 
     for name, each in samples.items():
         for sample in each:
             op, work, taken = sample
-            if taken > 0 and _work_of(work, name):
+            if taken > 0 and getattr(work, name):
                 for key in {work.kind, op.kind}:
                     groups[name, key].append(sample)
     return groups
-
-
-def _work_of(work: Work, name: Pass) -> int:
-    return int(getattr(work, f"{name}_flops") + getattr(work, f"{name}_bytes"))
 
 
 def _fit_launch(samples: dict[Pass, list[Sample]], device_type: DeviceType) -> float:
@@ -103,34 +112,9 @@ def _fit_launch(samples: dict[Pass, list[Sample]], device_type: DeviceType) -> f
     return tiny[len(tiny) // 2] if tiny else device_type.launch_s
 
 
-def _fit_group(group: Sequence[Sample], device_type: DeviceType, name: Pass) -> tuple[float, float]:
-    """(overhead, efficiency) of a group; the roofline is not linear in the efficiency, so the fit
-    is repeated at the efficiency found."""
-    seconds = [taken for _, _, taken in group]
-    overhead, share = 0.0, 1.0
-    for _ in range(6):
-        roofs = [find_roof(work, device_type, name, share) for _, work, _ in group]
-        overhead, slope = _fit_line(roofs, seconds)
-        share = min(max(share / slope, SMALLEST_SHARE), LARGEST_SHARE)
-    return overhead, share
-
-
-def _fit_line(roofs: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+def _fit_line(estimates: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """(base, slope) of measured over estimated times; the base is 0 unless sizes differ."""
-    fit = fit_affine(roofs, seconds)
-    if max(roofs) < DIFFERENT_SIZES * min(roofs) or fit.slope <= 0:
-        return 0.0, sum(seconds) / sum(roofs)
+    fit = fit_affine(estimates, seconds)
+    if max(estimates) < DIFFERENT_SIZES * min(estimates) or fit.slope <= 0:
+        return 0.0, sum(seconds) / sum(estimates)
     return fit.base, fit.slope
-
-
-def _normalise(device_type: DeviceType, shares: dict[str, float], *, source: str) -> DeviceType:
-    """Raise the peaks until no efficiency exceeds 1."""
-    factor = max(1.0, *shares.values())
-    rates = device_type.flops_per_s_by_dtype
-    return msgspec.structs.replace(
-        device_type,
-        flops_per_s_by_dtype={dtype: rate * factor for dtype, rate in rates.items()},
-        bandwidth_bytes_per_s=device_type.bandwidth_bytes_per_s * factor,
-        efficiency_by_kind={key: share / factor for key, share in shares.items()},
-        source=source,
-    )

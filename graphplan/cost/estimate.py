@@ -1,29 +1,73 @@
-"""Estimate: a profile table without a device, by a roofline with efficiencies.
+"""Estimate: a profile table without a device, by the laws of its kernels.
 
-An op takes max(FLOPs / (peak * efficiency), bytes / (bandwidth * efficiency)) (Williams et al.,
-"Roofline", CACM 2009) plus an overhead where one was calibrated, and at least the launch time.
-Compute kinds use their own efficiency for arithmetic and `memory` for bytes, other kinds one
-efficiency for both. Efficiencies and overheads are looked up from special to general:
-`conv2d.weight_grad`, `conv2d`, `conv.weight_grad`, `conv`, `memory`; without an entry they are 1
-and 0.
+A pass of an op takes the sum of its kernels (cost/kernels.py), each priced by the law of its class
+(cost/laws). Where tables of the device were measured, the sum is scaled and an overhead added by op
+and pass (cost/calibrate.py), looked up from special to general: `conv2d.weight_grad`, `conv2d`,
+`conv.weight_grad`, `conv`.
 
-Assumptions, and when they break: ops run one at a time and are not fused; efficiency does not
-depend on the size of an op (small matrix products reach less); views are free.
+Eager torch issues kernel after kernel from the host, which runs ahead of the device: a pass of the
+model takes the longer of what the device computes and what the host issues (`host_s` a kernel).
+What the host takes longer is spread over the kernels of the pass. Compilers and recorded graphs
+issue everything at once.
+
+Assumptions, and when they break: kernels run one at a time; views are free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from graphplan.cost.flops import Work, WorkCounter
-from graphplan.cost.kinds import COMPUTE_KINDS
+from graphplan.cost.fuse import fuse_works
+from graphplan.cost.laws.kernel import Kernel, Rows, Stream
+from graphplan.cost.laws.price import price_kernels
 from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.opgraph import Op, OpGraph
 from graphplan.nouns.table import OpProfile, ProfileTable
 
 Pass = Literal["forward", "input_grad", "weight_grad"]
 PASSES: tuple[Pass, ...] = ("forward", "input_grad", "weight_grad")
+PHASES: tuple[tuple[Pass, ...], ...] = (("forward",), ("input_grad", "weight_grad"))
+"""Passes that the host issues in one go."""
+
+
+class Estimator:
+    """Prices passes of ops on one device; equal kernels are priced once."""
+
+    def __init__(self, device_type: DeviceType) -> None:
+        self._type = device_type
+        self._seconds: dict[Kernel, float] = {}
+
+    def prepare(self, works: Iterable[Work]) -> None:
+        """Price all kernels of some works at once."""
+        wanted = dict.fromkeys(kernel for work in works for kernel in list_kernels(work))
+        new = [kernel for kernel in wanted if kernel not in self._seconds]
+        self._seconds |= zip(new, price_kernels(new, self._type), strict=True)
+
+    def pass_time(self, op: Op, work: Work, name: Pass) -> float:
+        """Seconds of one pass of an op."""
+        kernels: tuple[Kernel, ...] = getattr(work, name)
+        if not kernels:
+            return 0.0
+        if not all(kernel in self._seconds for kernel in kernels):
+            self.prepare([work])
+        seconds = sum(self._seconds[kernel] for kernel in kernels)
+        if not (self._type.scale_by_kind or self._type.overhead_s_by_kind):
+            return seconds
+        scale = _look_up(self._type.scale_by_kind, op.kind, work.kind, name)
+        overhead = _look_up(self._type.overhead_s_by_kind, op.kind, work.kind, name)
+        return max(seconds * (scale or 1.0) + (overhead or 0.0), self._type.launch_s)
+
+
+def list_kernels(work: Work) -> tuple[Kernel, ...]:
+    """The kernels of all passes."""
+    return (*work.forward, *work.input_grad, *work.weight_grad)
+
+
+def count_launches(kernels: Iterable[Kernel]) -> int:
+    """Kernels that the host issues; streams and rows may stand for several."""
+    return sum(each.launches if isinstance(each, Stream | Rows) else 1 for each in kernels)
 
 
 def estimate_table(
@@ -33,59 +77,68 @@ def estimate_table(
     batch_sizes: Sequence[int],
     precision: str | None = None,
 ) -> ProfileTable:
-    """The roofline times of every op; `precision` replaces the floating dtypes of the graph."""
+    """The times of every op by the laws; `precision` replaces the floating dtypes of the graph."""
     sizes = tuple(sorted(set(batch_sizes)))
     counter = WorkCounter(graph, precision=precision)
-    known: dict[tuple[object, ...], OpProfile] = {}
+    works = [[counter.count_op(op, size) for op in graph.ops] for size in sizes]
+    if device_type.fuses:
+        works = [fuse_works(graph, each) for each in works]
+    estimator = Estimator(device_type)
+    estimator.prepare({id(work): work for each in works for work in each}.values())
+    columns = [_estimate_column(graph, each, estimator, device_type.host_s) for each in works]
+    known: dict[tuple[object, ...], tuple[tuple[float, ...], ...]] = {}
     rows = []
-    for op in graph.ops:
-        works = tuple(counter.count_op(op, size) for size in sizes)
-        key = (op.kind, *map(id, works))
+    for i, op in enumerate(graph.ops):
+        key = (op.kind, *(id(each[i]) for each in works))
         if key not in known:
-            known[key] = _estimate_row(op, works, device_type)
-        rows.append(_rename_row(known[key], op.name))
+            known[key] = tuple(zip(*(column[i] for column in columns), strict=True))
+        forward, inputs, weights = known[key]
+        rows.append(
+            OpProfile(
+                op=op.name,
+                forward_s=forward,
+                input_grad_s=inputs,
+                weight_grad_s=weights,
+                workspace_bytes=tuple(each[i].live_bytes for each in works),
+            )
+        )
     return ProfileTable(
         graph=graph.fingerprint,
         device=device_type.name,
         source="estimated",
         batch_sizes=sizes,
         rows=tuple(rows),
-        provenance=f"roofline of {device_type.name}"
+        provenance=f"laws of {device_type.name}"
         + (f" in {precision}" if precision else "")
         + (f"; {device_type.source}" if device_type.source else ""),
     )
 
 
-def estimate_pass(op: Op, work: Work, device_type: DeviceType, name: Pass) -> float:
-    """Seconds of one pass of an op."""
-    share = find_efficiency(device_type, op.kind, work.kind, name)
-    roof = find_roof(work, device_type, name, share)
-    if not roof:
-        return 0.0
-    overhead = _look_up(device_type.overhead_s_by_kind, op.kind, work.kind, name) or 0.0
-    return max(roof + overhead, device_type.launch_s)
-
-
-def find_roof(work: Work, device_type: DeviceType, name: Pass, share: float) -> float:
-    """Seconds of one pass at a share of the peak: the slower of arithmetic and memory."""
-    flops: int = getattr(work, f"{name}_flops")
-    moved: int = getattr(work, f"{name}_bytes")
-    compute = work.kind in COMPUTE_KINDS
-    memory_share = device_type.efficiency_by_kind.get("memory", 1.0) if compute else share
-    rate = find_rate(device_type, work.dtype if compute else "float32")
-    return max(
-        flops / (rate * share),
-        moved / (device_type.bandwidth_bytes_per_s * memory_share),
-    )
-
-
-def find_efficiency(device_type: DeviceType, op_kind: str, kind: str, name: Pass) -> float:
-    """Share of the peak that a pass of an op reaches."""
-    shares = device_type.efficiency_by_kind
-    found = _look_up(shares, op_kind, kind, name)
-    if found is not None:
+def _estimate_column(
+    graph: OpGraph, works: Sequence[Work], estimator: Estimator, host_s: float
+) -> list[tuple[float, ...]]:
+    """Seconds of every op by pass, at one size."""
+    known: dict[tuple[str, int], tuple[float, ...]] = {}
+    found = []
+    for op, work in zip(graph.ops, works, strict=True):
+        key = (op.kind, id(work))
+        if key not in known:
+            known[key] = tuple(estimator.pass_time(op, work, name) for name in PASSES)
+        found.append(known[key])
+    if not host_s:
         return found
-    return 1.0 if kind in COMPUTE_KINDS else shares.get("memory", 1.0)
+    gaps = dict.fromkeys(PASSES, 0.0)
+    for phase in PHASES:
+        num = sum(count_launches(getattr(work, name)) for work in works for name in phase)
+        device = sum(times[PASSES.index(name)] for times in found for name in phase)
+        gaps |= dict.fromkeys(phase, max(0.0, num * host_s - device) / max(1, num))
+    return [
+        tuple(
+            seconds + gaps[name] * count_launches(getattr(work, name))
+            for name, seconds in zip(PASSES, times, strict=True)
+        )
+        for work, times in zip(works, found, strict=True)
+    ]
 
 
 def _look_up(figures: Mapping[str, float], op_kind: str, kind: str, name: Pass) -> float | None:
@@ -93,34 +146,3 @@ def _look_up(figures: Mapping[str, float], op_kind: str, kind: str, name: Pass) 
     family = "matmul" if kind == "rnn" else kind
     keys = (f"{op_kind}.{name}", op_kind, f"{family}.{name}", family)
     return next((figures[key] for key in keys if key in figures), None)
-
-
-def find_rate(device_type: DeviceType, dtype: str) -> float:
-    """Peak FLOPs per second of a dtype; one without units of its own runs at the float32 rate."""
-    rates = device_type.flops_per_s_by_dtype
-    if dtype in rates:
-        return rates[dtype]
-    return rates["float32"] if "float32" in rates else min(rates.values())
-
-
-def _estimate_row(op: Op, works: Sequence[Work], device_type: DeviceType) -> OpProfile:
-    forward, inputs, weights = (
-        tuple(estimate_pass(op, work, device_type, name) for work in works) for name in PASSES
-    )
-    return OpProfile(
-        op=op.name,
-        forward_s=forward,
-        input_grad_s=inputs,
-        weight_grad_s=weights,
-        workspace_bytes=tuple(work.live_bytes for work in works),
-    )
-
-
-def _rename_row(row: OpProfile, name: str) -> OpProfile:
-    return OpProfile(
-        op=name,
-        forward_s=row.forward_s,
-        input_grad_s=row.input_grad_s,
-        weight_grad_s=row.weight_grad_s,
-        workspace_bytes=row.workspace_bytes,
-    )

@@ -18,9 +18,10 @@ from typing import get_args
 import numpy
 from numpy.typing import NDArray
 
-from graphplan.cost.estimate import PASSES, estimate_pass, find_rate
+from graphplan.cost.estimate import PASSES, Estimator
 from graphplan.cost.flops import FLOATS, OperandSpec, Work, WorkCounter
 from graphplan.cost.kinds import COMPUTE_KINDS, Kind
+from graphplan.cost.laws.price import find_rate
 from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.opgraph import Op, OpGraph
 from graphplan.nouns.tensor import ITEM_BYTES
@@ -139,7 +140,7 @@ class _OpReader:
     ) -> None:
         self._graph = graph
         self._type = device_type
-        self._roofline = roofline
+        self._roofline, self._estimator = roofline, Estimator(roofline)
         self._counter = WorkCounter(graph, precision=precision)
         self._num_readers = _count_readers(graph)
 
@@ -158,7 +159,7 @@ class _OpReader:
         exists = _find_passes(op, specs)
         least_s = max(self._roofline.launch_s, LEAST_S)
         reference = tuple(
-            max(estimate_pass(op, work, self._roofline, name), least_s) if has else 0.0
+            max(self._estimator.pass_time(op, work, name), least_s) if has else 0.0
             for name, has in zip(PASSES, exists, strict=True)
         )
         values = (

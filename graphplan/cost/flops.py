@@ -6,7 +6,7 @@ kind I) and of weights (W). A value computed from weights alone (a transposed or
 as a weight. Gradients that nobody needs cost nothing.
 
 Assumptions, and when they break: kernels do not re-read operands (large convolutions do); attention
-is one fused kernel, counted in full also when it is causal, as torch's FLOP counter does;
+is one fused kernel and skips what a causal mask removes (torch's FLOP counter counts it in full);
 embeddings have dense gradients.
 """
 
@@ -22,6 +22,7 @@ from graphplan.cost.formulas import (
     count_forward_flops,
     count_gradient,
 )
+from graphplan.cost.kernels import Kernels, list_forward, list_gradient
 from graphplan.cost.kinds import COMPUTE_KINDS, Kind, classify_op
 from graphplan.errors import UnknownName
 from graphplan.nouns.base import Noun
@@ -51,6 +52,11 @@ class Work(Noun, frozen=True, kw_only=True):
     forward_bytes: int = 0
     input_grad_bytes: int = 0
     weight_grad_bytes: int = 0
+    forward: Kernels = ()
+    """What is really run; the bytes above are the least."""
+    input_grad: Kernels = ()
+    weight_grad: Kernels = ()
+    result_bytes: int = 0
     live_bytes: int = 0
     """Results of the forward, or the gradients in and out of the backward, whichever is more."""
 
@@ -185,5 +191,9 @@ def _count_work(call: Call, dtype: str) -> Work:
         forward_bytes=count_forward_bytes(call),
         input_grad_bytes=input_bytes,
         weight_grad_bytes=weight_bytes,
+        forward=list_forward(call, dtype),
+        input_grad=list_gradient(call, dtype, "input"),
+        weight_grad=list_gradient(call, dtype, "weight"),
+        result_bytes=call.result_bytes,
         live_bytes=owned + (gradients if input_bytes else 0),
     )

@@ -18,10 +18,12 @@ from graphplan.cost.kinds import (
     RESIZING_VIEWS,
     Kind,
 )
+from graphplan.cost.laws.kernel import count_seen
 from graphplan.nouns.base import Noun
 
 Half = Literal["input", "weight"]
 _EQUATION = re.compile(r"""['"]([a-zA-Z.,> -]+)['"]""")
+_CAUSAL = re.compile(r"is_causal=True|, None, [\d.]+, True|dropout_p=[\d.]+, True")
 _WINDOW = re.compile(r"[\[(](\d+(?:\s*,\s*\d+)*)[\])]")
 
 
@@ -59,6 +61,11 @@ class Call(Noun, frozen=True, kw_only=True):
     def num_results(self) -> int:
         """Elements of all results."""
         return sum(each.elements for each in self.results)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether an attention masks what comes later, without a mask of its own."""
+        return _CAUSAL.search(self.text) is not None
 
     @property
     def result_bytes(self) -> int:
@@ -145,7 +152,7 @@ def _count_product_gradient(
 
     A bias sums it: bytes, but no products, and FLOP counters count products.
     """
-    factors = _factors_of(call)
+    factors = factors_of(call)
     flops = moved = 0
     for each in wanted:
         others = [other for other in factors if other is not each]
@@ -156,7 +163,8 @@ def _count_product_gradient(
     return flops, moved
 
 
-def _factors_of(call: Call) -> tuple[Operand, ...]:
+def factors_of(call: Call) -> tuple[Operand, ...]:
+    """The operands that a product multiplies."""
     if call.name.startswith(("addm", "baddbmm", "addbmm", "addr", "_addmm")):
         return call.operands[1:3]
     if call.name in ("einsum", "bilinear", "chain_matmul", "multi_dot", "_trilinear"):
@@ -165,13 +173,16 @@ def _factors_of(call: Call) -> tuple[Operand, ...]:
 
 
 def _count_matmul(call: Call) -> int:
-    factors = _factors_of(call)
+    factors = factors_of(call)
     if call.name == "einsum":
         return _count_einsum(call)
     if call.name == "tensordot" and len(factors) == 2:
         return 2 * math.isqrt(factors[0].elements * factors[1].elements * call.num_results)
     if call.name == "bilinear":
         return 2 * call.num_results * factors[0].sizes[-1] * factors[1].sizes[-1]
+    if "grouped_mm" in call.name and len(factors) > 1:
+        rows = factors[0].elements // max(1, factors[0].sizes[-1])
+        return 2 * rows * (factors[1].elements // max(1, factors[1].sizes[0]))
     if call.name in ("outer", "ger", "addr", "kron") or not factors[0].sizes:
         return call.num_results
     return 2 * call.num_results * factors[0].sizes[-1]
@@ -216,10 +227,11 @@ def _count_conv(call: Call) -> int:
 
 
 def _count_attention(call: Call) -> int:
-    """Scores and weighted sum; queries may have more heads than keys."""
+    """Scores that no causal mask removes, and their sum; queries may have more heads than keys."""
     query, key, value = call.operands[:3]
-    rows = query.elements // max(1, query.sizes[-1])
-    return 2 * rows * key.sizes[-2] * (query.sizes[-1] + value.sizes[-1])
+    heads = query.elements // max(1, query.sizes[-1] * query.sizes[-2])
+    seen = count_seen(query.sizes[-2], key.sizes[-2], causal=call.is_causal)
+    return 2 * heads * seen * (query.sizes[-1] + value.sizes[-1])
 
 
 def _count_rnn(call: Call) -> int:

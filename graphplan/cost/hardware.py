@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,11 +21,11 @@ from graphplan.cost.tomlfile import bad_field, convert_toml, find_line, parse_to
 from graphplan.errors import InvalidOption, UnknownName
 from graphplan.files import read_bytes, read_noun
 from graphplan.nouns.base import MAX_DEVICES
-from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
+from graphplan.nouns.cluster import Cluster, DeviceType, Law, Link, LinkLaw, Node
 
 DEFAULT_CLUSTER = "dgx-a100"
 
-Folder = Literal["hardware", "clusters"]
+Folder = Literal["hardware", "clusters", "laws"]
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -53,8 +54,13 @@ class TypeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_gib: Positive
     bandwidth_gb_per_s: Positive
     tflops_per_s: Annotated[dict[str, Positive], Meta(min_length=1)]
-    efficiency: dict[str, Share] = {}
-    overhead_us: dict[str, NotNegative] = {}
+    num_sms: Annotated[int, Meta(ge=0, le=65536)] = 0
+    cache_mib: NotNegative = 0.0
+    laws: dict[str, Law] = {}
+    residual: str | None = None
+    host_us: NotNegative = 0.0
+    op_us: dict[str, NotNegative] = {}
+    """A user's hint: time of ops beyond their estimate, `my_op.forward`, `my_op`."""
     launch_us: NotNegative = 5.0
     torch_device: str = "cuda"
     torch_names: tuple[str, ...] = ()
@@ -68,6 +74,26 @@ class LinkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bandwidth_gb_per_s: Positive
     latency_us: NotNegative
     scope: Literal["pair", "device", "node"] = "pair"
+    kind: str | None = None
+    """Laws of the link in profiles/laws/links.toml; by default those of the class."""
+
+
+class LinkLawFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kind of link reaches, as profiles/laws/links.toml writes it."""
+
+    send: Share
+    """Share of the bandwidth that one message reaches."""
+    efficiency: Positive
+    """Share that a collective of many devices reaches."""
+    start_us: NotNegative
+    hop_us: NotNegative
+    ends: NotNegative
+    half_mb: NotNegative
+    ramp: NotNegative
+    crowding: NotNegative
+    once: Positive
+    error: float | None = None
+    source: str = ""
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +145,12 @@ def find_cluster(name_or_path: str | None = None, *, gpus: int | None = None) ->
     return _repeat_nodes(cluster, gpus) if gpus else cluster
 
 
+def compile_cluster(cluster: Cluster) -> Cluster:
+    """The cluster as a compiler uses it: kernels joined, and issued without the host."""
+    types = [msgspec.structs.replace(kind, host_s=0.0, fuses=True) for kind in cluster.types]
+    return msgspec.structs.replace(cluster, types=tuple(types))
+
+
 def find_device_type(name: str) -> DeviceType:
     """The device type of a hardware profile."""
     return _to_device_type(_find_type_file(name))
@@ -127,7 +159,8 @@ def find_device_type(name: str) -> DeviceType:
 def name_device(torch_name: str) -> str | None:
     """The hardware profile of a device that torch calls so, None when there is none."""
     for name in _list_files("hardware"):
-        if any(part.lower() in torch_name.lower() for part in _find_type_file(name).torch_names):
+        parts = (re.escape(part) for part in _find_type_file(name).torch_names)
+        if any(re.search(rf"(?<!\w){part}(?!\w)", torch_name, re.IGNORECASE) for part in parts):
             return name
     return None
 
@@ -153,16 +186,18 @@ def parse_cluster(text: str, *, name: str) -> Cluster:
     content = parse_toml(text, name=name, example=CLUSTER_EXAMPLE)
     file = convert_toml(content, ClusterFile, text, name=name, example=CLUSTER_EXAMPLE)
     types = _collect_types(file, text, name=name)
+    on_gpus = all(each.torch_device == "cuda" for each in types)
     nodes = [
-        Node(devices=_expand_devices(each.devices), link=_to_link(each.link))
+        Node(devices=_expand_devices(each.devices), link=link)
         for each in file.nodes
+        for link in [_to_link(each.link, _name_class(each.link, inside=True) if on_gpus else None)]
         for _ in range(each.count)
     ]
     return Cluster(
         name=file.name,
         types=types,
         nodes=tuple(nodes),
-        link=_to_link(file.link),
+        link=_to_link(file.link, _name_class(file.link, inside=False) if on_gpus else None),
         usable_memory=file.usable_memory,
     )
 
@@ -228,19 +263,71 @@ def _to_device_type(file: TypeFile) -> DeviceType:
         memory_bytes=int(file.memory_gib * 2**30),
         bandwidth_bytes_per_s=file.bandwidth_gb_per_s * 1e9,
         flops_per_s_by_dtype={k: rate * 1e12 for k, rate in file.tflops_per_s.items()},
-        efficiency_by_kind=file.efficiency,
-        overhead_s_by_kind={kind: time * 1e-6 for kind, time in file.overhead_us.items()},
+        num_units=file.num_sms,
+        cache_bytes=int(file.cache_mib * 2**20),
+        laws=_default_laws(file.torch_device) | file.laws,
+        residual=file.residual,
+        host_s=file.host_us * 1e-6,
+        overhead_s_by_kind={kind: time * 1e-6 for kind, time in file.op_us.items()},
         launch_s=file.launch_us * 1e-6,
         torch_device=file.torch_device,
         source=file.source,
     )
 
 
-def _to_link(file: LinkFile) -> Link:
+@functools.cache
+def _default_laws(torch_device: str) -> dict[str, Law]:
+    """The laws of a GPU of which only the datasheet is known."""
+    if torch_device != "cuda":
+        return {}
+    text = _list_files("laws")["gpu"].read_text("utf-8")
+    content = parse_toml(text, name="gpu.toml", example="")
+    return convert_toml(content["laws"], dict[str, Law], text, name="gpu.toml", example="")
+
+
+PCIE_GB_PER_S = 40.0
+"""Links inside a node that are slower than this are taken for PCIe."""
+
+
+def _name_class(file: LinkFile, *, inside: bool) -> str:
+    """The kind of a link that names none: by place and bandwidth."""
+    if not inside:
+        return "network"
+    return "pcie" if file.bandwidth_gb_per_s < PCIE_GB_PER_S else "nvlink"
+
+
+@functools.cache
+def _link_laws() -> dict[str, LinkLawFile]:
+    text = _list_files("laws")["links"].read_text("utf-8")
+    content = parse_toml(text, name="links.toml", example="")
+    return convert_toml(content["links"], dict[str, LinkLawFile], text, name="links.toml",
+                        example="")  # fmt: skip
+
+
+def _to_link(file: LinkFile, default_kind: str | None) -> Link:
+    """The link as messages find it, with the law of its kind for collectives."""
+    kind, wire = file.kind or default_kind, file.bandwidth_gb_per_s * 1e9
+    if kind is None:
+        return Link(bandwidth_bytes_per_s=wire, latency_s=file.latency_us * 1e-6, scope=file.scope)
+    if kind not in _link_laws():
+        raise UnknownName("kind of link", kind, _link_laws())
+    law = _link_laws()[kind]
     return Link(
-        bandwidth_bytes_per_s=file.bandwidth_gb_per_s * 1e9,
+        bandwidth_bytes_per_s=wire * law.send,
         latency_s=file.latency_us * 1e-6,
         scope=file.scope,
+        law=LinkLaw(
+            efficiency=law.efficiency / law.send,
+            start_s=law.start_us * 1e-6,
+            hop_s=law.hop_us * 1e-6,
+            ends=law.ends,
+            half_bytes=law.half_mb * 1e6,
+            ramp=law.ramp,
+            crowding=law.crowding,
+            once=law.once,
+            error=law.error,
+            source=law.source,
+        ),
     )
 
 

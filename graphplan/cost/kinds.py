@@ -40,7 +40,8 @@ _NAMES: dict[Kind, str] = {
         sym_size sym_numel _assert_tensor_metadata item is_nonzero broadcast_to lift_fresh
         meshgrid unsafe_chunk unsafe_split hsplit vsplit dsplit""",
     "matmul": """linear matmul mm bmm addmm baddbmm addbmm addmv mv dot vdot inner outer tensordot
-        einsum _scaled_mm bilinear chain_matmul _grouped_mm grouped_mm linalg_vecdot
+        einsum _scaled_mm bilinear chain_matmul _grouped_mm grouped_mm
+        grouped_mm_fallback _scaled_grouped_mm linalg_vecdot
         linalg_matmul multi_dot linalg_multi_dot mkldnn_linear _addmm_activation addr ger kron
         _trilinear""",
     "conv": """conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d
@@ -125,6 +126,17 @@ FLOPS_PER_ELEMENT_BY_KIND: dict[Kind, int] = {
     "embedding": 1,
     "scatter": 1,
 }
+
+
+OUR_NAMESPACES = frozenset({"aten", "prims", "operator", "_operator", "math", "torch", "builtins"})
+"""Where ops live whose names this module knows, or that are elementwise."""
+
+
+def has_formula(op: Op) -> bool:
+    """Whether the work of an op is counted by what it does; else only its bytes are."""
+    if op.kind in KIND_BY_NAME or op.alias is not None:
+        return True
+    return op.target.partition(".")[0] in OUR_NAMESPACES and op.size is not None
 
 
 def classify_op(op: Op) -> Kind:

@@ -21,12 +21,13 @@ import torch
 from graphplan.cost.allocator import keep_freed_memory
 from graphplan.cost.cache import Measurement, ProfileCache
 from graphplan.cost.calibrate import calibrate_device
-from graphplan.cost.estimate import PASSES, Pass, estimate_pass, estimate_table
+from graphplan.cost.estimate import PASSES, Estimator, Pass, estimate_table
 from graphplan.cost.flops import WorkCounter
 from graphplan.cost.hardware import find_device_type, list_device_types
 from graphplan.cost.interpolate import fit_affine
 from graphplan.cost.kinds import COMPUTE_KINDS
 from graphplan.cost.measure_clock import (
+    AcceleratorClock,
     Clock,
     describe_environment,
     find_clock,
@@ -35,7 +36,7 @@ from graphplan.cost.measure_clock import (
 from graphplan.cost.measure_neighbours import check_ranks, count_neighbours, run_neighbours
 from graphplan.cost.measure_session import Progress, Report, Session
 from graphplan.cost.measure_step import STEP_EFFORT
-from graphplan.cost.measure_unit import Effort
+from graphplan.cost.measure_unit import AS_MODELLED, Effort, Numerics
 from graphplan.cost.measure_units import list_units
 from graphplan.cost.measure_update import UPDATE_EFFORT, MakeOptimizer
 from graphplan.errors import InvalidOption
@@ -72,12 +73,15 @@ def measure_table(
     rounds: int = ROUNDS,
     ranks_per_host: int = 1,
     optimizer: MakeOptimizer | None = None,
+    budget_s: float | None = None,
+    numerics: Numerics = AS_MODELLED,
 ) -> ProfileTable:
     """Seconds and bytes of every op of a captured model on a device.
 
     `inputs` makes a batch for the whole-model steps (random ones otherwise), which run at
     `calibrate_sizes` (all sizes by default, () for none). With several `ranks_per_host` the others
-    train the same model meanwhile. `optimizer` is the user's own, if there is one.
+    train the same model meanwhile. `optimizer` is the user's own, if there is one. What does not
+    fit into `budget_s` is left to the laws, fitted to what was measured.
     """
     graph, sizes = captured.graph, _check_sizes(captured.graph, batch_sizes)
     check_ranks(ranks_per_host, device)
@@ -88,11 +92,21 @@ def measure_table(
     units = list_units(graph, short=_find_short(graph, device_type, max(sizes)))
     count = count_neighbours(graph, max(sizes), ranks_per_host, clock)
     session = Session(
-        captured, units, clock, cache=cache, device_type=device_type, num_neighbours=count
+        captured,
+        units,
+        clock,
+        cache=cache,
+        device_type=device_type,
+        num_neighbours=count,
+        numerics=numerics,
     )
+    if isinstance(clock, AcceleratorClock):
+        clock.warm_up()
     if count and not session.may_step(max(sizes)):
         session.num_neighbours = count = 0
+    session.budget_s = budget_s
     wanted = sizes if calibrate_sizes is None else tuple(calibrate_sizes)
+    wanted = () if numerics != AS_MODELLED else wanted  # Steps run in the model's own precision.
     jobs = session.list_units(sizes, _choose_effort(effort, count))
     jobs += session.list_steps(
         [size for size in sizes if size in wanted], inputs, _choose_effort(step_effort, count)
@@ -120,10 +134,13 @@ def find_device() -> str:
     return accelerator.type if accelerator is not None else "cpu"
 
 
-def open_cache(device: str, *, ranks_per_host: int = 1) -> ProfileCache:
+def open_cache(
+    device: str, *, ranks_per_host: int = 1, numerics: Numerics = AS_MODELLED
+) -> ProfileCache:
     """The cache for a device of this machine and the installed torch."""
     beside = f", {ranks_per_host} ranks on the host" if ranks_per_host > 1 else ""
-    return ProfileCache(describe_environment(find_clock(device)) + beside)
+    told = f", {numerics}" if str(numerics) else ""
+    return ProfileCache(describe_environment(find_clock(device)) + beside + told)
 
 
 def _check_sizes(graph: OpGraph, batch_sizes: Sequence[int]) -> tuple[int, ...]:
@@ -158,13 +175,13 @@ def _find_short(graph: OpGraph, device_type: DeviceType, batch_size: int) -> fro
     Ops with weights are always timed alone: in a group, the halves of the backward could not be
     told apart. So groups end where layers do, and equal layers have equal groups.
     """
-    counter = WorkCounter(graph)
+    counter, estimator = WorkCounter(graph), Estimator(device_type)
     limit = SHORT_LAUNCHES * device_type.launch_s
     found = set()
     for op in graph.ops:
         work = counter.count_op(op, batch_size)
         plain = not op.weights and work.kind not in COMPUTE_KINDS
-        if plain and estimate_pass(op, work, device_type, "forward") < limit:
+        if plain and estimator.pass_time(op, work, "forward") < limit:
             found.add(op.name)
     return frozenset(found)
 
@@ -205,7 +222,7 @@ def _build_table(
 def _estimate_rest(
     graph: OpGraph, measured: ProfileTable, device_type: DeviceType
 ) -> dict[str, OpProfile]:
-    """Estimates for ops that were not measured, by a roofline fitted to those that were."""
+    """Estimates for ops that were not measured, by the laws, fitted to those that were."""
     fitted = calibrate_device(device_type, graph, measured) if measured.rows else device_type
     rows = estimate_table(graph, fitted, batch_sizes=measured.batch_sizes).rows
     return {row.op: row for row in rows if row.op not in measured.row_by_op}
@@ -230,12 +247,20 @@ def _tell_origin(session: Session, num_missing: int) -> str:
     """Where the figures come from, and what is not measured."""
     num_ops = len(session.captured.graph.ops)
     parts = [describe_environment(session.clock)]
+    if str(session.numerics):
+        parts.append(str(session.numerics))
+    if isinstance(session.clock, AcceleratorClock):
+        parts.append(f"launch {session.clock.launch_time() * 1e6:.1f} us apart from the kernels")
     if session.num_neighbours:
         parts.append(f"beside {session.num_neighbours} ranks on the same host")
     if session.interrupted:
         parts.append("interrupted")
+    if session.num_skipped:
+        parts.append(f"budget of {session.budget_s:g} s spent")
     if num_missing:
-        parts.append(f"{num_ops - num_missing} of {num_ops} ops measured, the others estimated")
+        parts.append(
+            f"{num_ops - num_missing} of {num_ops} ops measured, the others by the fitted laws"
+        )
     if session.borrowed:
         parts.append("calibrated on a model of the same units")
     if session.failed:
@@ -244,11 +269,11 @@ def _tell_origin(session: Session, num_missing: int) -> str:
 
 
 class _Splitter:
-    """Divides the time of a unit among its ops, in proportion to the roofline."""
+    """Divides the time of a unit among its ops, in proportion to the laws."""
 
     def __init__(self, graph: OpGraph, device_type: DeviceType) -> None:
         self._graph = graph
-        self._type = device_type
+        self._estimator = Estimator(device_type)
         self._counter = WorkCounter(graph)
 
     def split_unit(
@@ -286,7 +311,7 @@ class _Splitter:
         members = [self._graph.op_by_name[op] for op in ops]
         works = [self._counter.count_op(op, size) for op in members]
         shares = [
-            estimate_pass(op, work, self._type, name)
+            self._estimator.pass_time(op, work, name)
             for op, work in zip(members, works, strict=True)
         ]
         total = sum(shares)

@@ -21,6 +21,10 @@ from graphplan.cost.hardware import name_device
 from graphplan.errors import InvalidOption
 
 Mark = Any
+FLUSH_BYTES = 512 << 20
+"""More than the last cache of any device holds."""
+WARM_S = 0.5
+NUM_LAUNCHES = 200
 
 
 class Clock(Protocol):
@@ -38,6 +42,9 @@ class Clock(Protocol):
 
     def seconds(self, start: Mark, end: Mark) -> float:
         """Time between two marks, after `finish`."""
+
+    def settle(self) -> None:
+        """Bring caches and queue into the state of a run, just before a mark."""
 
     def free_bytes(self) -> int:
         """Memory that can still be allocated."""
@@ -103,6 +110,9 @@ class CpuClock:
     def finish(self) -> None:
         """Nothing is pending."""
 
+    def settle(self) -> None:
+        """Samples follow each other as calls do."""
+
     def seconds(self, start: float, end: float) -> float:
         """Difference of two readings."""
         return end - start
@@ -142,12 +152,41 @@ class AcceleratorClock:
             else device.type
         )
         self._module = module
+        self._filler: torch.Tensor | None = None
 
     def mark(self) -> torch.Event:
         """An event behind the work queued so far."""
         event = torch.Event(self.device, enable_timing=True)
         event.record()
         return event
+
+    def settle(self) -> None:
+        """Overwrite the cache; while the device does, the host queues what is to be timed, so that
+        kernels are timed and not their launches."""
+        if self._filler is None:
+            num_bytes = min(FLUSH_BYTES, self.free_bytes() // 8)
+            self._filler = torch.empty(num_bytes, dtype=torch.int8, device=self.device)
+        self._filler.zero_()
+
+    def warm_up(self, seconds: float = WARM_S) -> None:
+        """Products for a while: clocks rise, and fall again to what they can sustain."""
+        matrix = torch.ones(2048, 2048, device=self.device)
+        start = time.monotonic()
+        while time.monotonic() - start < seconds:
+            for _ in range(20):
+                torch.mm(matrix, matrix)
+            self.finish()
+
+    def launch_time(self) -> float:
+        """Seconds that the host takes to queue a kernel."""
+        tiny = torch.zeros(1, device=self.device)
+        self.finish()
+        start = time.perf_counter()
+        for _ in range(NUM_LAUNCHES):
+            tiny.add_(1)
+        spent = time.perf_counter() - start
+        self.finish()
+        return spent / NUM_LAUNCHES
 
     def finish(self) -> None:
         """Wait for the queue."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphplan.cost.cache import Measurement, ProfileCache
-from graphplan.cost.estimate import PASSES, estimate_pass
+from graphplan.cost.estimate import PASSES, Estimator
 from graphplan.cost.flops import WorkCounter
 from graphplan.cost.measure_body import Body, open_body
 from graphplan.cost.measure_clock import Clock
 from graphplan.cost.measure_limits import choose_limits
 from graphplan.cost.measure_rebuild import Rebuilt
 from graphplan.cost.measure_step import fits_memory, measure_step
-from graphplan.cost.measure_unit import Effort, measure_unit
+from graphplan.cost.measure_unit import AS_MODELLED, Effort, Numerics, measure_unit
 from graphplan.cost.measure_units import (
     UnitBuilder,
     UnitDescriber,
@@ -27,6 +26,7 @@ from graphplan.cost.measure_units import (
     run_on_fakes,
 )
 from graphplan.cost.measure_update import MakeOptimizer, measure_update, name_update
+from graphplan.errors import RunFailed
 from graphplan.nouns.cluster import DeviceType
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class Session:
         cache: ProfileCache | None,
         device_type: DeviceType,
         num_neighbours: int = 0,
+        numerics: Numerics = AS_MODELLED,
     ) -> None:
+        self.numerics = numerics
         self.num_neighbours = num_neighbours
         self.captured = captured
         self.clock = clock
@@ -83,12 +85,15 @@ class Session:
         self.failed: dict[str, str] = {}
         """Why something could not run, by signature."""
         self.interrupted = False
+        self.budget_s: float | None = None
+        """What measuring may take; what does not fit is left out, the least valuable last."""
+        self.num_skipped = 0
         self._update = ""
         self.borrowed = False
         """Whether a ratio comes from another model."""
         self._units = units
         self._cache = cache
-        self._type = device_type
+        self._estimator = Estimator(device_type)
         self._is_foreign = isinstance(captured, Rebuilt)
         self._body = captured.body if isinstance(captured, Rebuilt) else open_body(captured.module)
         self._describer = UnitDescriber(captured.graph, layout=_describe_layout(self._body))
@@ -113,10 +118,11 @@ class Session:
         return self.known[name].forward_s if name in self.known else None
 
     def list_units(self, sizes: Sequence[int], effort: Effort) -> list[Job]:
-        """Every different unit that is not known; a unit's sizes follow each other, so that an
+        """Every different unit that is not known, the most valuable first: those that take most of
+        a step for the time that measuring takes. A unit's sizes follow each other, so that an
         interruption leaves whole rows."""
         jobs: dict[str, Job] = {}
-        for ops in self._units:
+        for ops in self._order_units(max(sizes)):
             for size in sizes:
                 signature = self._describer.describe(ops, size)
                 if not self._recall(signature) and signature not in jobs:
@@ -124,6 +130,22 @@ class Session:
                     weight = UNIT_COST_S + UNIT_REPEATS * self._estimate(ops, size)
                     jobs[signature] = Job(signature, ops[0], weight, run)
         return list(jobs.values())
+
+    def _order_units(self, size: int) -> list[tuple[str, ...]]:
+        """Different units by their share of a step over their cost."""
+        counts: dict[str, int] = {}
+        first: dict[str, tuple[str, ...]] = {}
+        for ops in self._units:
+            signature = self._describer.describe(ops, size)
+            counts[signature] = counts.get(signature, 0) + 1
+            first.setdefault(signature, ops)
+
+        def value(signature: str) -> float:
+            seconds = self._estimate(first[signature], size)
+            return counts[signature] * seconds / (UNIT_COST_S + UNIT_REPEATS * seconds)
+
+        order = {name: i for i, name in enumerate(sorted(first, key=value, reverse=True))}
+        return sorted(self._units, key=lambda ops: order[self._describer.describe(ops, size)])
 
     def list_steps(
         self, sizes: Sequence[int], inputs: MakeBatch | None, effort: Effort
@@ -171,8 +193,12 @@ class Session:
         A disturbance of some seconds then falls on one round of an op, not on all its samples.
         Among neighbours the disturbance is what is measured, and the mean counts.
         """
-        countdown = Countdown([job.weight for job in jobs] * rounds)
+        countdown = Countdown([job.weight for job in jobs] * rounds, budget_s=self.budget_s)
         for number, job in enumerate([*jobs] * rounds):
+            if not countdown.has_room(job.weight):
+                self.num_skipped += job.signature not in self.known
+                countdown.skip()
+                continue
             if report is not None:
                 report(Progress(number, rounds * len(jobs), countdown.seconds_left(), job.label))
             if job.signature not in self.failed:
@@ -187,6 +213,7 @@ class Session:
         except Exception as error:
             # Any op of any library may refuse random data; such ops are estimated instead.
             self.failed[job.signature] = f"{job.label}: {error}"
+            check_alive(self.clock, job.label, error)
             return
         before = self.known.get(job.signature)
         if before is not None:
@@ -195,7 +222,7 @@ class Session:
 
     def _measure_unit(self, ops: tuple[str, ...], size: int, effort: Effort) -> Measurement:
         builder, values = self._builder(size)
-        return measure_unit(builder.build(ops), values, self.clock, effort)
+        return measure_unit(builder.build(ops), values, self.clock, effort, self.numerics)
 
     def _measure_step(self, size: int, inputs: MakeBatch | None, effort: Effort) -> Measurement:
         captured = self.captured
@@ -234,10 +261,10 @@ class Session:
         return "ratio\n" + "\n".join(sorted(signatures))
 
     def _estimate(self, names: Sequence[str], size: int) -> float:
-        """Seconds of a forward and backward by the roofline."""
+        """Seconds of a forward and backward by the laws."""
         ops = [self.captured.graph.op_by_name[name] for name in names]
         return sum(
-            estimate_pass(op, self._counter.count_op(op, size), self._type, each)
+            self._estimator.pass_time(op, self._counter.count_op(op, size), each)
             for op in ops
             for each in PASSES
         )
@@ -253,22 +280,55 @@ class Session:
 
 
 class Countdown:
-    """Time left, by the speed so far and the expected cost of the rest."""
+    """Time left, by the speed so far and the expected cost of the rest, within a budget."""
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        self._weight_before = [0.0, *itertools.accumulate(weights)]
+    def __init__(self, weights: Sequence[float], *, budget_s: float | None = None) -> None:
+        self._weights = list(weights)
+        self._left = sum(self._weights)
+        self._done = 0.0
+        self._next = 0
+        self._budget_s = budget_s
         self._start = time.monotonic()
-        self._num_done = 0
+
+    def has_room(self, weight: float) -> bool:
+        """Whether something of an expected cost still fits the budget."""
+        if self._budget_s is None:
+            return True
+        return self._spent() + weight * self._pace() <= self._budget_s
 
     def advance(self) -> None:
         """One more is done."""
-        self._num_done += 1
+        self._done += self._weights[self._next]
+        self.skip()
+
+    def skip(self) -> None:
+        """One more is left out."""
+        self._left -= self._weights[self._next]
+        self._next += 1
 
     def seconds_left(self) -> float:
-        """Expected seconds until all is done."""
-        done = self._weight_before[self._num_done]
-        left = self._weight_before[-1] - done
-        return left * (time.monotonic() - self._start) / done if done else left
+        """Expected seconds until all is done, or the budget is spent."""
+        expected = self._left * self._pace()
+        return expected if self._budget_s is None else min(expected, self._budget_s - self._spent())
+
+    def _spent(self) -> float:
+        return time.monotonic() - self._start
+
+    def _pace(self) -> float:
+        """Seconds of a unit of expected cost."""
+        return self._spent() / self._done if self._done else 1.0
+
+
+def check_alive(clock: Clock, label: str, error: Exception) -> None:
+    """Stop when the device itself has failed: nothing that follows could be measured."""
+    try:
+        clock.finish()
+    except Exception as failure:
+        raise RunFailed(
+            f"The device failed while {label} was measured: {error}",
+            remedy="Every later op would fail, too. What was measured so far is kept: run the"
+            " command again, with CUDA_LAUNCH_BLOCKING=1 to see the kernel that fails.",
+        ) from failure
 
 
 def _describe_layout(body: Body) -> str:

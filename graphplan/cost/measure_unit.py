@@ -9,10 +9,11 @@ together. Weight gradients include adding them to those of earlier micro-batches
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,16 +86,61 @@ def _is_calm(samples: Sequence[float], effort: Effort) -> bool:
     return middle - low <= effort.calm * low
 
 
-def measure_unit(unit: Unit, values: Values, clock: Clock, effort: Effort) -> Measurement:
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """In what precision ops are measured; by default that of the model."""
+
+    cast: str | None = None
+    """Dtype that takes the place of float32 in all tensors."""
+    autocast: str | None = None
+    """Dtype that torch.autocast computes in; casts count."""
+    tf32: bool = False
+    """Whether float32 products run on matrix units."""
+
+    @contextlib.contextmanager
+    def active(self, device: torch.device) -> Iterator[None]:
+        """Compute so inside."""
+        dtype = getattr(torch, self.autocast) if self.autocast else None
+        before = torch.get_float32_matmul_precision()
+        if self.tf32:
+            torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def convert(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as ops find it."""
+        if self.cast is None or tensor.dtype != torch.float32:
+            return tensor
+        return tensor.to(getattr(torch, self.cast))
+
+    def __str__(self) -> str:
+        parts = [f"in {self.cast}"] if self.cast else []
+        parts += [f"autocast to {self.autocast}"] if self.autocast else []
+        return ", ".join([*parts, "tf32"] if self.tf32 else parts)
+
+
+AS_MODELLED = Numerics()
+
+
+def measure_unit(
+    unit: Unit, values: Values, clock: Clock, effort: Effort, numerics: Numerics = AS_MODELLED
+) -> Measurement:
     """Times and bytes of one unit."""
-    with torch.random.fork_rng(enabled=clock.device.type == "cpu"), torch.enable_grad():
-        return _Bench(unit, values, clock).measure(effort)
+    with (
+        torch.random.fork_rng(enabled=clock.device.type == "cpu"),
+        torch.enable_grad(),
+        numerics.active(clock.device),
+    ):
+        return _Bench(unit, values, clock, numerics).measure(effort)
 
 
 class _Bench:
     """A unit with tensors to run on."""
 
-    def __init__(self, unit: Unit, values: Values, clock: Clock) -> None:
+    def __init__(self, unit: Unit, values: Values, clock: Clock, numerics: Numerics) -> None:
         self.unit = unit
         self.clock = clock
         self.given: list[torch.Tensor] = []
@@ -105,7 +151,7 @@ class _Bench:
                 bound=find_bound(node, values.__getitem__),
                 offsets_of=find_offsets(node, values.__getitem__),
             )
-            self.given.append(tensor.requires_grad_(half is not None))
+            self.given.append(numerics.convert(tensor).requires_grad_(half is not None))
 
     def measure(self, effort: Effort) -> Measurement:
         forward, spread = repeat(self._sample_forward(), self.clock, effort)
@@ -125,12 +171,15 @@ class _Bench:
         return [tensor for tensor, own in pairs if own == half]
 
     def _sample_forward(self) -> Callable[[], float]:
+        if self.clock.device.type != "cpu":
+            return lambda: self._time_calls(1)
         once = self._time_calls(1)
         inner = min(MAX_INNER, max(1, int(RESOLUTION_S / max(once, 1e-7))))
         return lambda: self._time_calls(inner) / inner
 
     def _time_calls(self, count: int) -> float:
         run, given = self.unit.line, self.given
+        self.clock.settle()
         start = self.clock.mark()
         for _ in range(count):
             run(*given)
@@ -164,6 +213,7 @@ class _Bench:
         marks = _mark_nodes(results, self.clock)
         gradients = [torch.ones_like(each) for each in results]
         self.clock.finish()
+        self.clock.settle()
         torch.autograd.grad(results, leaves, gradients, allow_unused=True)
         self.clock.finish()
         return self.clock.seconds(marks[0], marks[-1]) if marks else 0.0
@@ -176,6 +226,7 @@ class _Bench:
         fresh = [torch.ones_like(weight) for weight in weights]
 
         def sample() -> float:
+            self.clock.settle()
             start = self.clock.mark()
             for total, gradient in zip(sums, fresh, strict=True):
                 total.add_(gradient)

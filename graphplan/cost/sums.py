@@ -148,7 +148,9 @@ def time_update(problem: Problem, device_type: DeviceType, trained_elements: Num
         return trained_elements * device_type.update_s_per_element
     traffic = trained_elements * count_update_bytes(problem.training, problem.element_bytes)
     launch_s = (trained_elements > 0) * device_type.launch_s
-    return launch_s + traffic / device_type.bandwidth_bytes_per_s
+    law = device_type.laws.get("stream")
+    share = law.figures.get("memory", 1.0) if law is not None else 1.0
+    return launch_s + traffic / (device_type.bandwidth_bytes_per_s * share)
 
 
 def count_memory(

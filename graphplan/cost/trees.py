@@ -7,8 +7,9 @@ import dataclasses
 import numpy
 from numpy.typing import NDArray
 
-from graphplan.cost.features import Floats
-from graphplan.cost.lessons import Ints
+from graphplan.cost.laws.gemm import Floats
+
+Ints = NDArray[numpy.int64]
 
 NUM_BINS = 48
 SHRINKAGE = 0.08

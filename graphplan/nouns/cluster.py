@@ -14,21 +14,51 @@ from typing import Literal
 from graphplan.nouns.base import MAX_DEVICES, MAX_SECONDS, Noun
 from graphplan.nouns.names import check_label
 
+POSITIVE_FIGURES = ("efficiency", "memory", "fill", "sharp", "long", "winograd", "backward")
+"""Figures that laws divide by."""
+
+
+class Law(Noun, frozen=True, kw_only=True):
+    """Figures of a class of kernels on a device (cost/laws), and how far they can be trusted."""
+
+    figures: dict[str, float]
+    error: float | None = None
+    """Mean relative error on measurements that were not fitted; None: not validated."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not all(abs(value) < MAX_SECONDS for value in self.figures.values()):
+            raise ValueError("a law has a figure that is not finite")
+        if not all(self.figures.get(name, 1.0) > 0 for name in POSITIVE_FIGURES):
+            raise ValueError(f"{', '.join(POSITIVE_FIGURES)} of a law must be positive")
+
 
 class DeviceType(Noun, frozen=True, kw_only=True):
-    """A kind of accelerator; rates are peaks of the vendor, efficiencies say what ops reach."""
+    """A kind of accelerator; rates are peaks of the vendor, laws say what kernels reach."""
 
     name: str
     memory_bytes: int
     bandwidth_bytes_per_s: float
     """Of the device's own memory."""
     flops_per_s_by_dtype: dict[str, float]
-    efficiency_by_kind: dict[str, float] = {}
-    """Share of the peak that an op kind reaches (`matmul`, `conv`, `attention`, `memory`)."""
+    num_units: int = 0
+    """Multiprocessors over which the tiles of an op spread; 0: work divides at will."""
+    cache_bytes: int = 0
+    """Of the last cache before the memory."""
+    laws: dict[str, Law] = {}
+    """Figures by class of kernel: `gemm`, `gemm-float32`, `attention`, `stream`, `softmax`, …"""
+    residual: str | None = None
+    """Name of the learned residuals of the laws that know this device; None: laws alone."""
+    scale_by_kind: dict[str, float] = {}
+    """Measured over estimated seconds of a pass of an op, fitted by calibration: `gelu.forward`."""
     overhead_s_by_kind: dict[str, float] = {}
-    """Time that an op takes beyond the roofline, by the same kinds; fitted by calibration."""
+    """Time that an op takes beyond the scaled estimate, by the same names."""
+    host_s: float = 0.0
+    """What the host takes to issue one kernel; 0: kernels are recorded once and replayed."""
+    fuses: bool = False
+    """Whether a compiler joins neighbouring elementwise kernels."""
     launch_s: float = 5e-6
-    """Least time of one op."""
+    """Between two kernels on the device, where a law does not say."""
     task_s: float = 0.0
     """What the runtime takes for a task beyond its ops."""
     update_s_per_element: float | None = None
@@ -47,8 +77,39 @@ class DeviceType(Noun, frozen=True, kw_only=True):
         rates = (self.bandwidth_bytes_per_s, *self.flops_per_s_by_dtype.values())
         if not self.flops_per_s_by_dtype or min(rates) < 1:
             raise ValueError(f"device type {self.name!r}: needs rates of at least 1 a second")
-        if not all(0 < share <= 1 for share in self.efficiency_by_kind.values()):
-            raise ValueError(f"device type {self.name!r}: efficiencies must lie in (0, 1]")
+        if min(self.num_units, self.cache_bytes, self.host_s) < 0:
+            raise ValueError(
+                f"device type {self.name!r}: units, cache and host_s must be at least 0"
+            )
+        if not all(0 < scale < MAX_SECONDS for scale in self.scale_by_kind.values()):
+            raise ValueError(f"device type {self.name!r}: scales must be positive")
+
+
+class LinkLaw(Noun, frozen=True, kw_only=True):
+    """What collectives reach of a link, by their size (cost/links.py)."""
+
+    efficiency: float
+    """Bandwidth that many devices reach with large buffers, over that of a message alone."""
+    start_s: float = 0.0
+    hop_s: float = 0.0
+    ends: float = 0.0
+    """n devices reach n / (n + ends) of that."""
+    half_bytes: float = 0.0
+    ramp: float = 1.0
+    """Below `half_bytes` less of the bandwidth is reached, the more so the higher `ramp`."""
+    crowding: float = 0.0
+    """Power by which the share of a device falls with their number, where a host carries all."""
+    once: float = 1.0
+    """What gathering and scattering reach of the bandwidth of an all-reduce."""
+    error: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < min(self.efficiency, self.once) <= max(self.efficiency, self.once) < 1e3:
+            raise ValueError("efficiencies of a link must be positive")
+        others = (self.start_s, self.hop_s, self.ends, self.half_bytes, self.ramp, self.crowding)
+        if not 0 <= min(others) <= max(others) < MAX_SECONDS:
+            raise ValueError("figures of a link's law must be at least 0")
 
 
 class Link(Noun, frozen=True, kw_only=True):
@@ -65,6 +126,8 @@ class Link(Noun, frozen=True, kw_only=True):
     """A message of an all-reduce from one end to the other, with all that the ends do for it; None
     where it was not measured, and counts as any other message."""
     reduce_s_per_byte: float = 0.0
+    law: LinkLaw | None = None
+    """None: collectives are rings and trees of messages, as in textbooks."""
 
     def __post_init__(self) -> None:
         if self.bandwidth_bytes_per_s < 1 or not 0 <= self.latency_s <= MAX_SECONDS:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphplan.cost.expected import count_tokens, find_expected, find_mfu
+from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
-from graphplan.report.units import clean_name, format_share
+from graphplan.report.units import clean_name, format_rate, format_share
 
 
 def describe_batch(plan: Plan, sizes: Sequence[int]) -> str:
@@ -14,6 +16,36 @@ def describe_batch(plan: Plan, sizes: Sequence[int]) -> str:
         return "no batch dimension: one step is one pass over all inputs"
     told = f"batch {plan.training.batch_size} in micro-batches of {', '.join(map(str, sizes))}"
     return f"{told} (the model fixes the size)" if plan.model.batch == "fixed" else told
+
+
+def describe_step(plan: Plan) -> str:
+    """What a predicted step rests on: validated steps, or nothing; measured costs say so below."""
+    if plan.provenance.costs != "estimated":
+        return ""
+    found = find_expected(plan.cluster, plan.training.precision)
+    return f"{found}" if found is not None else "not validated"
+
+
+def is_undecided(plan: Plan, ratio: float) -> bool:
+    """Whether a gain over a rival is smaller than the expected error of estimated steps."""
+    if plan.provenance.costs != "estimated":
+        return False
+    found = find_expected(plan.cluster, plan.training.precision)
+    return found is not None and 1.005 <= ratio < 1 + found.error
+
+
+def describe_use(plan: Plan, graph: OpGraph | None) -> str:
+    """MFU and tokens a second, as far as the graph tells; "" where it does not."""
+    if graph is None:
+        return ""
+    parts = []
+    mfu = find_mfu(graph, plan.cluster, plan.training, plan.prediction.step_s)
+    if mfu is not None:
+        parts.append(f"MFU {format_share(mfu)} of the {plan.training.precision} peak")
+    tokens = count_tokens(graph)
+    if tokens is not None:
+        parts.append(f"{format_rate(tokens * plan.prediction.samples_per_s)} tokens/s")
+    return ", ".join(parts)
 
 
 def describe_certainty(plan: Plan) -> tuple[str, ...]:

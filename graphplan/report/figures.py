@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphplan.cost.expected import find_expected
 from graphplan.nouns.base import Noun
 from graphplan.nouns.plan import Certainty, Plan
 
@@ -13,7 +14,7 @@ BASELINE_NAMES = {
 """Baselines that every search computes, as a reader calls them."""
 
 COST_SOURCES = {
-    "estimated": "estimated from the hardware profile (roofline), not measured",
+    "estimated": "estimated by the laws of the hardware profile, not measured",
     "measured": "measured op by op on the device",
     "learned": "predicted by the learned cost model",
 }
@@ -42,6 +43,8 @@ class Figures(Noun, frozen=True, kw_only=True, omit_defaults=True):
     search_s: float | None = None
     """Of the search alone; left out when the plan was read from a file."""
     total_s: float | None = None
+    expected_error: float | None = None
+    """Mean error of measured steps on the same devices; left out where none was validated."""
     certainty: Certainty | None = None
     """How far learned costs can be trusted; left out with other costs."""
 
@@ -61,5 +64,12 @@ def collect_figures(
         baselines=plan.baselines,
         search_s=search_s,
         total_s=total_s,
+        expected_error=_find_error(plan),
         certainty=plan.provenance.certainty,
     )
+
+
+def _find_error(plan: Plan) -> float | None:
+    """The expected error of an estimated step."""
+    found = find_expected(plan.cluster, plan.training.precision)
+    return found.error if found is not None and plan.provenance.costs == "estimated" else None

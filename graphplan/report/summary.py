@@ -13,7 +13,13 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.timeline import Timeline
 from graphplan.report.bars import ASCII_GLYPHS, BUSY, GLYPHS, BarRow, draw_axis, draw_bars, name_row
-from graphplan.report.certainty import describe_batch, describe_certainty
+from graphplan.report.certainty import (
+    describe_batch,
+    describe_certainty,
+    describe_step,
+    describe_use,
+    is_undecided,
+)
 from graphplan.report.figures import BASELINE_NAMES, COST_SOURCES, explain_missing
 from graphplan.report.limits import Finding, find_limits
 from graphplan.report.palette import KIND_COLOURS
@@ -44,12 +50,14 @@ class Summary:
     rows: Rows
     stages: tuple[StageRow, ...]
     findings: tuple[Finding, ...]
+    graph: OpGraph | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, plain = options.max_width, options.ascii_only
         yield from _render_head(self.plan, self.stages)
         yield Text()
         yield from _render_figures(self.plan, self.stages)
+        yield from _render_trust(self.plan, self.graph)
         yield Text()
         yield from _render_baselines(self.plan)
         yield _heading("Stages")
@@ -70,7 +78,7 @@ def render_summary(plan: Plan, timeline: Timeline, *, graph: OpGraph | None = No
     rows = split_spans(timeline)
     stages = describe_stages(plan, timeline, rows, graph=graph)
     usage = measure_usage(timeline, rows)
-    return Summary(plan, timeline, rows, stages, find_limits(plan, usage, stages))
+    return Summary(plan, timeline, rows, stages, find_limits(plan, usage, stages), graph)
 
 
 def render_text(
@@ -125,6 +133,15 @@ def _render_figures(plan: Plan, stages: Sequence[StageRow]) -> Iterator[Text]:
     return _align([(*a, *b) for a, b in zip(cells[::2], cells[1::2], strict=True)])
 
 
+def _render_trust(plan: Plan, graph: OpGraph | None) -> Iterator[Text]:
+    """What the step time rests on, and what it uses of the devices."""
+    told, used = describe_step(plan), describe_use(plan, graph)
+    if told:
+        yield Text(f"predicted {format_seconds(plan.prediction.step_s)}, {told}")
+    if used:
+        yield Text(used)
+
+
 def _render_baselines(plan: Plan) -> Iterator[Text]:
     """Other planners on the same problem, with the speed-up over each."""
     others = sorted(set(plan.baselines) - set(BASELINE_NAMES))
@@ -152,7 +169,9 @@ def _compare(plan: Plan, other_s: float | None) -> tuple[Text, Text]:
         return Text("-", style="dim"), Text(explain_missing(plan), style="dim")
     ratio = other_s / plan.prediction.step_s if plan.prediction.step_s else 1.0
     style = "bold green" if ratio >= 1.005 else "bold red" if ratio < 0.995 else "bold"
-    return Text(f"{ratio:.2f}x", style=style), Text(f"its step takes {format_seconds(other_s)}")
+    told = "; undecided: within the expected error" if is_undecided(plan, ratio) else ""
+    taken = f"its step takes {format_seconds(other_s)}{told}"
+    return Text(f"{ratio:.2f}x", style=style), Text(taken)
 
 
 def _render_bars(summary: Summary, width: int, *, ascii_only: bool) -> Iterator[Text]:

@@ -72,7 +72,7 @@ def test_what_is_not_a_chain_of_layers_is_refused() -> None:
 
 def graph_plan() -> Plan:
     """Two towers side by side."""
-    plan = make_plan(towers(length=2, width=4096), 3, planner="graphpipe")
+    plan = make_plan(towers(length=2, width=4096), 4, planner="graphpipe")
     assert not is_chain(plan)
     return plan
 
@@ -98,7 +98,7 @@ def test_a_graph_is_linearised_with_its_bytes() -> None:
     plan = graph_plan()
     chain = linearise(plan.prices)
     assert chain.edges == tuple((s, s + 1) for s in range(len(chain.stages) - 1))
-    assert len(format_torch_csv(chain, build_1f1b(chain)).splitlines()) == 3
+    assert len(format_torch_csv(chain, build_1f1b(chain)).splitlines()) == 4
 
 
 def test_replicas_are_refused_for_torch() -> None:

@@ -106,12 +106,22 @@ def test_convolutions_count_groups_and_transposition() -> None:
 
 
 def test_attention_recomputes_its_scores_in_the_backward() -> None:
-    """Two products forward, five backward, causal or not; grouped queries count by query heads."""
+    """Two products forward, five backward; grouped queries count by query heads."""
     query, key = spec("b", 8, 32, 16), spec("b", 2, 64, 16)
-    call = "scaled_dot_product_attention(%0, %1, %2, None, 0.0, True)"
-    work = count_call(call, [query, key, key], query)
+    work = count_call("scaled_dot_product_attention(%0, %1, %2)", [query, key, key], query)
     forward = 2 * 2 * 4 * 8 * 32 * 64 * 16
     assert flops_of(work) == (forward, forward * 5 // 2, 0)
+
+
+@pytest.mark.parametrize(
+    "mark", ["None, 0.0, True", "is_causal=True", "None, 0.1, True, scale=2.0"]
+)
+def test_causal_attention_counts_what_the_mask_leaves(mark: str) -> None:
+    """Query i sees i + 1 keys, so that equal lengths cost about half."""
+    query = spec("b", 8, 32, 16)
+    call = f"scaled_dot_product_attention(%0, %1, %2, {mark})"
+    work = count_call(call, [query, query, query], query)
+    assert work.forward_flops == 2 * 2 * 4 * 8 * (32 * 33 // 2) * 16
 
 
 def test_an_lstm_multiplies_every_matrix_at_every_step() -> None:
@@ -237,3 +247,36 @@ def test_every_other_kind_moves_bytes_both_ways(call: str) -> None:
     assert work.forward_bytes >= 2 * 4 * 8 * 4
     assert work.input_grad_bytes >= 4 * 8 * 4
     assert work.counted_flops == 0
+
+
+@pytest.mark.parametrize("name", ["_grouped_mm", "grouped_mm_fallback"])
+def test_grouped_products_of_experts_have_a_formula(name: str) -> None:
+    """Every row meets the matrix of one expert; the backward has two such products."""
+    rows, experts = spec("12*b", 32), spec(8, 32, 64)
+    work = count_call(f"{name}(%0, %1)", [rows, experts], spec("12*b", 64))
+    product = 2 * 4 * 12 * 32 * 64
+    assert flops_of(work) == (product, 2 * product, 0)
+    assert work.forward[0].flops >= product
+
+
+def test_ops_without_a_formula_are_never_free() -> None:
+    """An unknown op moves its bytes; one of unknown size takes a launch, and both are named."""
+    from graphplan.cost.hardware import find_device_type
+    from graphplan.cost.unpriced import describe_unpriced, find_unpriced
+
+    ops = [
+        Op(name="a", target="mine.attend.default", call="attend(%0)", inputs=("x",),
+           output=spec("b", 64)),
+        Op(name="c", target="aten.nonzero_static.default", call="nonzero_static(%0)",
+           inputs=("a",)),
+        op("d", "relu(%0)", ("a",), spec("b", 64)),
+    ]  # fmt: skip
+    net = graph(ops, inputs={"x": spec("b", 64)})
+    device = find_device_type("h100")
+    found = find_unpriced(net, device, 4)
+    assert {each.target for each in found} == {"mine.attend.default", "aten.nonzero_static.default"}
+    assert all(each.share > 0 for each in found)
+    assert "mine.attend.default (1, " in describe_unpriced(found)
+    hinted = msgspec.structs.replace(device, overhead_s_by_kind={"attend.forward": 1e-3})
+    assert len(find_unpriced(net, hinted, 4)) == 1
+    assert describe_unpriced(()) == ""

@@ -111,7 +111,7 @@ def test_trees_learn_a_law_that_the_roofline_cannot_tell() -> None:
             found_s = lesson.sum_units(seconds).sum(2)
             told += (abs(found_s / lesson.measured_s.sum(2) - 1)).ravel().tolist()
     assert numpy.median(errors) < 0.12
-    assert numpy.median(errors) < 0.5 * numpy.median(plain)
+    assert numpy.mean(errors) < 0.5 * numpy.mean(plain)
 
 
 def test_the_ratio_of_steps_is_learned() -> None:

@@ -170,6 +170,7 @@ def test_search_from_the_command_line(tmp_path: Path) -> None:
         "gap",
         "search_s",
         "total_s",
+        "expected_error",
         "peak_bytes_by_device",
         "baselines",
     }

@@ -14,6 +14,7 @@ from graphplan.errors import InvalidFile
 from graphplan.nouns.opgraph import MixingKind
 from graphplan.nouns.plan import MixedOp
 from graphplan.nouns.stages import Stage, StageGraph
+from graphplan.report.certainty import describe_step, is_undecided
 from graphplan.report.labels import count_by_prefix, label_stages, name_modules
 from graphplan.report.limits import Topic, find_limits
 from graphplan.report.pageparts import TOPIC_NAMES
@@ -32,6 +33,7 @@ batch 8 in micro-batches of 4, adam, float32, schedule 1f1b, weights flush
 step time    95.81 ms          lower bound   91.98 ms
 throughput   83.50 samples/s   gap           at most 4.2%
 bubble       33.2%             peak memory   33.0 GB (45.8% of the limit)
+predicted 95.81 ms, +-5% (16 steps, fp32, A100)
 
 over data parallel                    1.42x   its step takes 136.0 ms
 over the best sequential pipeline     1.17x   its step takes 112.1 ms
@@ -63,7 +65,7 @@ def test_summary_of_two_stages() -> None:
     example = make_plan_example(chain_edges(2), num_micro_batches=2, transfer_s=0.0004)
     text = render_text(example.plan, example.timeline)
     assert text.startswith(TWO_STAGES)
-    assert "costs: estimated from the hardware profile (roofline), not measured" in text
+    assert "costs: estimated by the laws of the hardware profile, not measured" in text
     assert "\x1b" not in text
 
 
@@ -262,3 +264,17 @@ def test_long_labels_are_folded() -> None:
     pieces = [f"net.block.{name}" for name in "abcdefgh"]
     totals = count_by_prefix([*pieces, "net.block", "net.head", *["net.block.rest"] * 90])
     assert name_modules([*pieces, "net.head"], totals) == ("net.head", "net.block (part)")
+
+
+def test_small_gains_over_rivals_are_undecided() -> None:
+    """A gain within the expected error is not a gain; unvalidated devices say so."""
+    plan = make_plan_example(chain_edges(2), num_micro_batches=2).plan
+    assert is_undecided(plan, 1.02)
+    assert not is_undecided(plan, 1.3)
+    half = msgspec.structs.replace(
+        plan, training=msgspec.structs.replace(plan.training, precision="bfloat16")
+    )
+    assert describe_step(half) == "not validated"
+    assert not is_undecided(half, 1.02)
+    measured = msgspec.structs.replace(plan.provenance, costs="measured")
+    assert describe_step(msgspec.structs.replace(plan, provenance=measured)) == ""

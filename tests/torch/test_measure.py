@@ -16,17 +16,21 @@ import torch
 from torch import nn
 
 from graphplan.cli.main import run_command
+from graphplan.cli.options import parse_budget
 from graphplan.cost import measure_session
 from graphplan.cost.cache import Measurement, ProfileCache
+from graphplan.cost.hardware import find_device_type
 from graphplan.cost.measure import Effort, Progress
 from graphplan.cost.measure import measure_table as measure_table_slowly
 from graphplan.cost.measure_body import Line, open_body
-from graphplan.cost.measure_clock import find_clock
+from graphplan.cost.measure_clock import CpuClock, find_clock
 from graphplan.cost.measure_rebuild import rebuild_graph
+from graphplan.cost.measure_session import Session, check_alive
 from graphplan.cost.measure_step import prepare_step
+from graphplan.cost.measure_unit import Numerics
 from graphplan.cost.measure_units import Unit, list_units, run_on_fakes
 from graphplan.cost.saved import count_saved_bytes
-from graphplan.errors import InvalidOption
+from graphplan.errors import InvalidOption, RunFailed
 from graphplan.files import read_noun
 from graphplan.frontend import Captured, trace_module
 from graphplan.nouns.table import ProfileTable
@@ -218,7 +222,7 @@ def test_ctrl_c_keeps_what_was_measured(
     table = measure_table(captured, batch_sizes=[1, 2], cache=cache, progress=interrupt)
     assert len(counted) == 6
     assert "interrupted" in table.provenance
-    assert "the others estimated" in table.provenance
+    assert "the others by the fitted laws" in table.provenance
     assert [row.op for row in table.rows] == [op.name for op in captured.graph.ops]
     whole = measure_table(captured, batch_sizes=[1, 2], cache=ProfileCache("here", folder=tmp_path))
     assert "interrupted" not in whole.provenance
@@ -429,6 +433,62 @@ def test_the_command_writes_what_an_interruption_left(
     arguments += ["--ranks-per-host", "1"]
     assert run_command([*arguments, "-o", str(table)]) == 130
     found = read_noun(table, ProfileTable)
-    assert "interrupted, 1 of 3 ops measured, the others estimated" in found.provenance
+    assert "interrupted, 1 of 3 ops measured, the others by the fitted laws" in found.provenance
     assert len(found.rows) == 3
     assert "interrupted" in capsys.readouterr().out
+
+
+def test_a_budget_leaves_the_rest_to_the_laws() -> None:
+    """Without any time nothing is measured, every op has a row, and the table says so."""
+    captured = trace_module(nn.Sequential(nn.Linear(8, 8), nn.GELU()), lambda b: torch.rand(b, 8))
+    table = measure_table(captured, batch_sizes=[1, 4], budget_s=1e-9)
+    assert [row.op for row in table.rows] == [op.name for op in captured.graph.ops]
+    assert "budget of 1e-09 s spent" in table.provenance
+    assert "0 of 2 ops measured" in table.provenance
+
+
+def test_the_most_valuable_units_come_first() -> None:
+    """Large products before small ones; all sizes of a unit follow each other."""
+    layers = [nn.Linear(16, 512), nn.Linear(512, 512), nn.Linear(512, 16)]
+    captured = trace_module(nn.Sequential(*layers), lambda b: torch.rand(b, 16))
+    units = [(op.name,) for op in captured.graph.ops]
+    kind = find_device_type("cpu")
+    session = Session(captured, units, find_clock("cpu"), cache=None, device_type=kind)
+    labels = [job.label for job in session.list_units((1, 64), Effort())]
+    assert labels[:2] == [captured.graph.ops[1].name] * 2
+
+
+def test_a_broken_device_stops_with_a_clear_message() -> None:
+    """An error that stays is told apart from an op that refuses its data."""
+
+    class Broken(CpuClock):
+        def finish(self) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(RunFailed, match="device failed while matmul was measured"):
+        check_alive(Broken(), "matmul", ValueError("no"))
+    check_alive(CpuClock(), "matmul", ValueError("no"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60s", 60), ("5m", 300), ("90", 90), ("none", None)]
+)
+def test_budgets_are_times(text: str, seconds: float | None) -> None:
+    """Seconds, minutes, or no limit."""
+    assert parse_budget(text) == seconds
+    with pytest.raises(InvalidOption, match="is no time"):
+        parse_budget("soon")
+
+
+def test_ops_are_measured_in_the_precision_that_is_trained() -> None:
+    """Tensors are cast, or torch casts them; the provenance tells, and no step is calibrated."""
+    captured = trace_module(nn.Sequential(nn.Linear(8, 8), nn.GELU()), lambda b: torch.rand(b, 8))
+    for numerics, told in (
+        (Numerics(cast="bfloat16"), "in bfloat16"),
+        (Numerics(autocast="bfloat16"), "autocast to bfloat16"),
+    ):
+        table = measure_table(captured, batch_sizes=[4], numerics=numerics)
+        assert told in table.provenance
+        assert "could not run" not in table.provenance
+        assert table.calibration == ()
+        assert all(row.forward_s[0] > 0 for row in table.rows)

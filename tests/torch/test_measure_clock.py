@@ -39,6 +39,9 @@ class QueueClock:
         """All marks have passed."""
         self.num_finished = self.num_marks
 
+    def settle(self) -> None:
+        """Nothing to flush."""
+
     def seconds(self, start: int, end: int) -> float:
         """The distance of two marks that have passed."""
         assert end <= self.num_finished, "asked for a time that the device has not reached"

@@ -91,10 +91,10 @@ def test_a_table_tells_that_there_were_neighbours(
     )
     beside = measure(ranks_per_host=2)
     assert "beside 1 ranks on the same host" in beside.provenance
-    assert [row.forward_s[0] for row in beside.rows] == [(1 + 3) / 2, (2 + 4) / 2]
+    assert sorted(row.forward_s[0] for row in beside.rows) == [(1 + 3) / 2, (2 + 4) / 2]
     alone = measure()
     assert "beside" not in alone.provenance
-    assert [row.forward_s[0] for row in alone.rows] == [5, 6], "the faster of two rounds"
+    assert sorted(row.forward_s[0] for row in alone.rows) == [5, 6], "the faster of two rounds"
     monkeypatch.setenv("GRAPHPLAN_CACHE_DIR", str(tmp_path))
     assert open_cache("cpu").path != open_cache("cpu", ranks_per_host=2).path
 
