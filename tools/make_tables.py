@@ -4,8 +4,6 @@ python tools/make_tables.py examples    the README's table: searches every examp
 python tools/make_tables.py delays      docs/staleness.md: delays of graphs and chains
 python tools/make_tables.py rates       docs/staleness.md: stable learning rates
 
-Searches go on until the clock stops them, so that steps differ slightly from run to run and from
-machine to machine. Times of GPUs are estimates from data sheets.
 """
 
 from __future__ import annotations
