@@ -81,3 +81,22 @@ def mlp(num_layers: int, width: int, *, frozen: tuple[str, ...] = ()) -> OpGraph
         weights={f"w{i}": spec(width, width) for i in range(num_layers)},
         frozen=frozen,
     )
+
+
+def two_towers(width: int, num_layers: int = 3) -> OpGraph:
+    """Two chains of linear layers that read x, and their sum."""
+    ops, ends = [], []
+    for tower in "ab":
+        value = "x"
+        for i in range(num_layers):
+            name = f"{tower}{i}"
+            ops.append(
+                op(name, "linear(%0, @0)", (value,), spec("b", width), weights=(f"w{name}",))
+            )
+            value = name
+        ends.append(value)
+    ops.append(op("sum", "add(%0, %1)", tuple(ends), spec("b", width)))
+    names = [f"w{tower}{i}" for tower in "ab" for i in range(num_layers)]
+    return graph(
+        ops, inputs={"x": spec("b", width)}, weights={name: spec(width, width) for name in names}
+    )

@@ -12,39 +12,38 @@ import pytest
 
 from graphplan.cost.hardware import find_cluster
 from graphplan.errors import SearchLimit
+from graphplan.files import write_noun
+from graphplan.nouns.opgraph import OpGraph
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import Progress, search_plan
 from graphplan.referee import check_plan
-from tests.pure.opgraphs import mlp
+from tests.pure.opgraphs import mlp, two_towers
 
 SMALL = SearchOptions(batch_size=32, effort=0.25)
-PROGRAM = """
-import sys
-from graphplan.cost.hardware import find_cluster
-from graphplan.files import write_noun
-from graphplan.planner.search import search_plan
-from tests.pure.opgraphs import mlp
-from tests.pure.test_search_clock import SMALL
-write_noun(search_plan(mlp(6, 4096), find_cluster("pcie-8", gpus=4), SMALL), sys.argv[1])
-"""
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_busy_machine_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Fresh processes, idle and beside busy ones, with other hash seeds, zones and folders."""
+@pytest.mark.parametrize(("name", "graph"), [("mlp", mlp(6, 4096)), ("towers", two_towers(2048))])
+def test_a_busy_machine_gives_the_same_bytes(name: str, graph: OpGraph, tmp_path: Path) -> None:
+    """The command, in fresh processes, idle and beside busy ones, with other hash seeds, zones and
+    folders; nothing of the clock is patched."""
+    write_noun(graph, tmp_path / f"{name}.json")
+    command = [sys.executable, "-m", "graphplan", "search", str(tmp_path / f"{name}.json")]
+    command += ["--cluster", "pcie-8", "--gpus", "4", "--batch", "32", "--quiet", "-o"]
     found = set()
     for number, busy in enumerate((0, 4)):
         loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
-        path = tmp_path / f"{number}.json"
+        folder = tmp_path / str(number)
+        folder.mkdir()
         env = os.environ | {"PYTHONHASHSEED": str(number), "TZ": ("UTC", "Asia/Tokyo")[number]}
         env["PYTHONPATH"] = str(ROOT)
         try:
-            subprocess.run([sys.executable, "-c", PROGRAM, path], env=env, cwd=tmp_path, check=True)
+            subprocess.run([*command, "plan.json"], env=env, cwd=folder, check=True)
         finally:
             for load in loads:
                 load.kill()
                 load.wait()
-        found.add(hashlib.sha256(path.read_bytes()).hexdigest())
+        found.add(hashlib.sha256((folder / "plan.json").read_bytes()).hexdigest())
     assert len(found) == 1
 
 
