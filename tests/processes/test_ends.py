@@ -74,10 +74,13 @@ def test_ctrl_c_while_a_rank_is_started(tmp_path: Path, monkeypatch: pytest.Monk
         return process
 
     monkeypatch.setattr(launch, "start_rank", start)
+    # Who starts the tests in the background may have made them deaf to it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     ranks: list[Rank] = []
     plan: Any = SimpleNamespace(program=("0F0",))
     with pytest.raises(KeyboardInterrupt):
         launch.start_ranks(ranks, plan, RunOptions(plan="p"), tmp_path)
+    signal.signal(signal.SIGINT, before)
     ranks[0].process.kill()
     assert ranks[0].process.wait() == -signal.SIGKILL
 

@@ -158,7 +158,7 @@ def capture(model: nn.Module) -> OpGraph:
 def test_what_keeps_samples_apart_is_not_marked(name: str) -> None:
     """Nor does the loss depend on how the batch is split."""
     model = CALM[name]()
-    assert measure_gap(model, end, inputs(ROWS)) < 1e-6
+    assert measure_gap(model, end, inputs(ROWS)) < 1e-5
     assert capture(model).mixing == ()
 
 
