@@ -108,6 +108,9 @@ class PricedStages(Noun, frozen=True, kw_only=True, dict=True):
                 raise ValueError(f"a batch has more than {MAX_MICRO_BATCHES:,} micro-batches")
             if any(not 0 <= d < len(self.memory_bytes_by_device) for d in stage.devices):
                 raise ValueError(f"a stage uses devices {list(stage.devices)}, which do not exist")
+        for transfer in self.transfers:
+            if not (0 <= transfer.src < num and 0 <= transfer.dst < num):
+                raise ValueError(f"transfer {transfer.src}>{transfer.dst} has an end without stage")
 
     def num_micro_batches(self, stage: int) -> int:
         """Micro-batches of a stage in one batch."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
 from graphplan.nouns.opgraph import Op, OpGraph, Weight
 from graphplan.nouns.policy import WeightPolicy
+from graphplan.nouns.prices import PricedStages, StagePrice, TransferPrice
 from graphplan.nouns.schedule import parse_program, parse_schedule
 from graphplan.nouns.stages import Stage, StageEdge, StageGraph
 from graphplan.nouns.task import Task, Transfer, parse_instruction, parse_task
@@ -150,3 +151,24 @@ def test_versions_kept_by_policy() -> None:
         "spectrain1": [2, 2, 2],
         "local": [1, 1, 1],
     }
+
+
+def test_a_transfer_leads_from_a_stage_to_a_stage() -> None:
+    """A plan file that named a stage too many ended in a traceback."""
+    price = StagePrice(
+        devices=(0,),
+        micro_batch_size=1,
+        forward_s=1.0,
+        backward_s=2.0,
+        input_grad_s=1.0,
+        weight_grad_s=1.0,
+    )
+    with pytest.raises(ValueError, match="transfer 0>4 has an end without stage"):
+        PricedStages(
+            batch_size=1,
+            stages=(price,),
+            edges=(),
+            backward_edges=(),
+            transfers=(TransferPrice(src=0, dst=4, backward=False, messages=()),),
+            memory_bytes_by_device=(1,),
+        )
