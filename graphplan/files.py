@@ -133,7 +133,11 @@ def decode_noun(text: bytes, noun: type[T], *, name: str) -> T:
             remedy="Write the file again with this graphplan, or install the one that wrote it.",
         )
     try:
-        found = msgspec.json.decode(text, type=noun)
+        current = text
+        if header.version in noun.older_versions:
+            fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            current = msgspec.json.encode(noun.upgrade(fields))
+        found = msgspec.json.decode(current, type=noun)
     except UNREADABLE as error:
         raise InvalidFile(
             f"{name} is not a valid {wanted!r} file: {error}.",

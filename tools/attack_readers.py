@@ -145,6 +145,7 @@ def list_readers(folder: Path) -> tuple[Reader, ...]:
         encode_noun(make_plan_example().plan),
         encode_noun(make_plan_example(chain_edges(3), num_replicas=2, labels=False).plan),
         encode_noun(make_plan_example(branch_edges(2, 1), ops_per_stage=2).plan),
+        (ROOT / "tests/pure/plan_version_1.json").read_bytes(),
     )
     return (
         *_list_plans(plans, example.plan, example.timeline),

@@ -78,7 +78,12 @@ if TYPE_CHECKING:
     "--precision", default="float32", show_default=True, help="float32, bfloat16 or float16."
 )
 @click.option("--mixed", is_flag=True, help="Keep fp32 master weights beside 16-bit ones.")
-@click.option("--no-recompute", is_flag=True, help="Never recompute activations.")
+@click.option(
+    "--recompute",
+    default="auto",
+    show_default=True,
+    help="Recompute activations in the backward: none, auto (where it helps) or full.",
+)
 @click.option(
     "--effort",
     default=1.0,
@@ -162,7 +167,6 @@ def read_options(
     *,
     batch: int | None,
     micro_batch: tuple[int, ...],
-    no_recompute: bool,
     no_baselines: bool,
     time_limit: float | None,
     pin: tuple[str, ...],
@@ -174,7 +178,6 @@ def read_options(
     return SearchOptions(
         batch_size=batch,
         micro_batch_sizes=micro_batch or None,
-        recompute=not no_recompute,
         baselines=not no_baselines,
         time_limit_s=time_limit,
         pins=parse_pins(pin),

@@ -261,7 +261,7 @@ class CostModel:
             self.stage_nodes(stage),
             stage.devices,
             stage.micro_batch_size,
-            recompute=stage.recompute,
+            recompute=bool(stage.recompute),
             copies=copies,
         )
 

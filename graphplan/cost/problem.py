@@ -16,7 +16,7 @@ from graphplan.cost.interpolate import expand_table
 from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import Op, OpGraph
-from graphplan.nouns.problem import Floats, Flow, Ints, Node, Problem, Save, Tie
+from graphplan.nouns.problem import Floats, Flow, Ints, Node, Problem, Recompute, Save, Tie
 from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.tensor import ITEM_BYTES, TensorSpec
 from graphplan.nouns.training import Training
@@ -34,7 +34,7 @@ def make_problem(
     groups: Sequence[Sequence[str]],
     *,
     micro_batch_sizes: Sequence[int] | None = None,
-    allow_recompute: bool = True,
+    recompute: Recompute = "auto",
     pins: Mapping[str, int] | None = None,
 ) -> Problem:
     """The problem of cutting `graph` into stages; `tables` has one for each device type."""
@@ -69,7 +69,7 @@ def make_problem(
         flows=_gather_flows(graph, training, samples, node_of),
         saves=storages.shared(),
         ties=weights.ties,
-        allow_recompute=allow_recompute,
+        recompute=recompute,
         pins=_resolve_pins(graph, node_of, cluster, pins or {}),
     )
 

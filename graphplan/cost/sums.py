@@ -158,6 +158,7 @@ def count_memory(
 ) -> StageMemory:
     """Bytes by purpose. Recomputation keeps what comes in, and makes the rest again in the
     workspace of its backward; a stage without backward saves nothing."""
+    recompute = recompute or problem.recompute == "full"
     weight, gradient, optimizer = bytes_per_trained_element(
         problem.training, problem.element_bytes, copies
     )
@@ -192,7 +193,7 @@ def price_sums(
     """
     kinds = [problem.cluster.types[each] for each in types]
     task_s = max(kind.task_s for kind in kinds)
-    again = sums.forward_s if recompute else 0.0
+    again = sums.forward_s if recompute or problem.recompute == "full" else 0.0
     inputs = sums.returns * sums.input_grad_s
     weights = sums.weight_grad_s + (sums.input_grad_s - inputs)
     memory = count_memory(problem, sums, recompute=recompute, copies=copies)

@@ -42,7 +42,8 @@ def _flatten_stage(plan: Plan, index: int) -> dict[str, Any]:
         "index": index,
         "devices": list(stage.devices),
         "micro_batch_size": stage.micro_batch_size,
-        "recompute": stage.recompute,
+        "zero": stage.zero,
+        "recompute": list(stage.recompute),
         "ops": list(stage.ops),
         "inputs": [_flatten_edge(e) | {"from": e.src} for e in edges if e.dst == index],
         "outputs": [

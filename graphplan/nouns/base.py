@@ -17,3 +17,8 @@ class Noun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     older_versions: ClassVar[tuple[int, ...]] = ()
     """Of a noun that has files: versions besides its own that are read."""
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+        """The fields of a file of an older version, as those of this one."""
+        return fields

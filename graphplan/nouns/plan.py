@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
+
+import msgspec
 
 from graphplan.errors import InvalidProgram
 from graphplan.nouns.base import Noun
@@ -12,7 +14,7 @@ from graphplan.nouns.opgraph import BatchKind, MixingKind
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, parse_program
-from graphplan.nouns.stages import StageGraph
+from graphplan.nouns.stages import StageGraph, upgrade_stages
 from graphplan.nouns.training import Training
 
 
@@ -116,10 +118,14 @@ class Provenance(Noun, frozen=True, kw_only=True):
 
 
 class Plan(Noun, frozen=True, kw_only=True, dict=True):
-    """StageGraph + Program + placement + weight policy + prediction, with the lower bound."""
+    """StageGraph + Program + placement + weight policy + prediction, with the lower bound.
 
+    Version 1 recomputed all ops of a stage or none, and knew neither shards nor buckets.
+    """
+
+    older_versions: ClassVar[tuple[int, ...]] = (1,)
     format: Literal["graphplan/plan"] = "graphplan/plan"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: PlannedModel
     cluster: Cluster
     training: Training
@@ -137,6 +143,12 @@ class Plan(Noun, frozen=True, kw_only=True, dict=True):
     provenance: Provenance
     labels: tuple[StageLabel, ...] = ()
     """By stage; () when nobody described them."""
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+        """A plan of version 1."""
+        stages = {"stages": upgrade_stages(fields["stages"])} if "stages" in fields else {}
+        return fields | stages | {"version": msgspec.Raw(b"2")}
 
     @property
     def gap(self) -> float:

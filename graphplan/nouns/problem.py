@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Literal
 
 import numpy
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from graphplan.nouns.training import Training
 
 Floats = NDArray[numpy.float64]
 Ints = NDArray[numpy.int64]
+Recompute = Literal["none", "auto", "full"]
+"""Whether stages recompute their activations: never, where the search likes it, all of them."""
 
 
 class Node(Noun, frozen=True, kw_only=True):
@@ -105,7 +108,7 @@ class Problem:
     flows: tuple[Flow, ...]
     saves: tuple[Save, ...] = ()
     ties: tuple[Tie, ...] = ()
-    allow_recompute: bool = True
+    recompute: Recompute = "auto"
     pins: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Device by node, for nodes that the user placed."""
 
@@ -121,6 +124,11 @@ class Problem:
             value = getattr(self, field.name)
             if isinstance(value, numpy.ndarray):
                 value.setflags(write=False)
+
+    @property
+    def allow_recompute(self) -> bool:
+        """Whether it is a choice of each stage."""
+        return self.recompute == "auto"
 
     @property
     def num_nodes(self) -> int:

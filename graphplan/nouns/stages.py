@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Literal, get_args
+
+import msgspec
 
 from graphplan.nouns.base import Noun
 from graphplan.nouns.dag import Neighbours, collect_neighbours, measure_heights
 from graphplan.nouns.names import check_values
 from graphplan.nouns.tensor import TensorSpec
+
+ZeroLevel = Literal[0, 1, 2, 3]
+"""What replicas shard among themselves: nothing, optimizer states, gradients as well, weights as
+well."""
+ZERO_LEVELS: tuple[ZeroLevel, ...] = get_args(ZeroLevel)
 
 
 class Stage(Noun, frozen=True, kw_only=True):
@@ -18,7 +26,10 @@ class Stage(Noun, frozen=True, kw_only=True):
     devices: tuple[int, ...]
     micro_batch_size: int
     """Samples of one micro-batch, over all replicas."""
-    recompute: bool = False
+    zero: ZeroLevel = 0
+    recompute: tuple[str, ...] = ()
+    """Ops whose results the backward computes again instead of keeping them, in the order of
+    `ops`."""
 
     def __post_init__(self) -> None:
         check_values(self.ops)
@@ -26,6 +37,11 @@ class Stage(Noun, frozen=True, kw_only=True):
             raise ValueError(f"a stage needs different devices, got {list(self.devices)}")
         if self.micro_batch_size < 1:
             raise ValueError(f"micro_batch_size is {self.micro_batch_size}, must be at least 1")
+        if self.zero and len(self.devices) == 1:
+            raise ValueError(f"zero {self.zero} shards over replicas, and a stage has one device")
+        again = set(self.recompute)
+        if tuple(op for op in self.ops if op in again) != self.recompute:
+            raise ValueError("the recomputed ops are not ops of the stage in its order")
 
 
 class StageEdge(Noun, frozen=True, kw_only=True):
@@ -86,3 +102,34 @@ class StageGraph(Noun, frozen=True, kw_only=True, dict=True):
     def heights(self) -> tuple[int, ...]:
         """h(s): the longest path in edges from each stage to a sink."""
         return measure_heights(self.successors)
+
+
+class _OldStage(Noun, frozen=True, kw_only=True):
+    """A stage in a plan of version 1."""
+
+    ops: tuple[str, ...]
+    devices: tuple[int, ...]
+    micro_batch_size: int
+    recompute: bool = False
+
+
+class _OldStageGraph(Noun, frozen=True, kw_only=True):
+    """The stages of a plan of version 1."""
+
+    stages: tuple[_OldStage, ...]
+    edges: tuple[StageEdge, ...]
+
+
+def upgrade_stages(text: msgspec.Raw) -> msgspec.Raw:
+    """The stage graph of a plan of version 1, whose stages recomputed all of their ops or none."""
+    old = msgspec.json.decode(text, type=_OldStageGraph)
+    stages = tuple(
+        Stage(
+            ops=each.ops,
+            devices=each.devices,
+            micro_batch_size=each.micro_batch_size,
+            recompute=each.ops if each.recompute else (),
+        )
+        for each in old.stages
+    )
+    return msgspec.Raw(msgspec.json.encode(StageGraph(stages=stages, edges=old.edges)))

@@ -23,14 +23,18 @@ class Training(Noun, frozen=True, kw_only=True):
     """Batch, optimizer and precision.
 
     `precision` is the dtype of compute; `mixed` keeps fp32 master weights beside 16-bit ones.
+    Gradients are reduced over replicas in buckets of `bucket_bytes`.
     """
 
     batch_size: int
     optimizer: OptimizerName = "adam"
     precision: Precision = "float32"
     mixed: bool = False
+    bucket_bytes: int = 25_000_000
 
     def __post_init__(self) -> None:
+        if self.bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes is {self.bucket_bytes}, must be at least 1")
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}, must be at least 1")
         if self.mixed and self.precision == "float32":

@@ -51,15 +51,7 @@ def assemble_stages(problem: Problem, parts: Sequence[Part]) -> StageGraph:
     rank = {p: s for s, p in enumerate(order)}
     trains = [bool(problem.needs_backward[list(parts[p].nodes)].any()) for p in order]
     return StageGraph(
-        stages=tuple(
-            Stage(
-                ops=tuple(op for node in sorted(parts[p].nodes) for op in problem.nodes[node].ops),
-                devices=parts[p].devices,
-                micro_batch_size=parts[p].micro_batch_size,
-                recompute=parts[p].recompute,
-            )
-            for p in order
-        ),
+        stages=tuple(_make_stage(problem, parts[p]) for p in order),
         edges=tuple(
             sorted(
                 (
@@ -79,6 +71,16 @@ def assemble_stages(problem: Problem, parts: Sequence[Part]) -> StageGraph:
                 key=lambda edge: (edge.src, edge.dst, edge.value),
             )
         ),
+    )
+
+
+def _make_stage(problem: Problem, part: Part) -> Stage:
+    ops = tuple(op for node in sorted(part.nodes) for op in problem.nodes[node].ops)
+    return Stage(
+        ops=ops,
+        devices=part.devices,
+        micro_batch_size=part.micro_batch_size,
+        recompute=ops if part.recompute or problem.recompute == "full" else (),
     )
 
 

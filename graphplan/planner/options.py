@@ -9,6 +9,7 @@ from typing import get_args
 
 from graphplan.errors import InvalidOption, UnknownName
 from graphplan.nouns.policy import POLICY_NAMES, DirectionForm, PolicyName, WeightPolicy
+from graphplan.nouns.problem import Recompute
 from graphplan.nouns.schedule import SCHEDULES
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.training import OptimizerName, Precision
@@ -42,7 +43,8 @@ class SearchOptions:
     optimizer: str = "adam"
     precision: str = "float32"
     mixed: bool = False
-    recompute: bool = True
+    recompute: str = "auto"
+    """Whether stages recompute their activations: `none`, `auto` or `full`."""
     effort: float = 1.0
     """Counted work of the search: 4 means about four times the default's."""
     time_limit_s: float | None = None
@@ -64,6 +66,7 @@ class SearchOptions:
             ("direction", self.direction, get_args(DirectionForm)),
             ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("precision", self.precision, get_args(Precision)),
+            ("recomputation", self.recompute, get_args(Recompute)),
         ):
             if name not in known:
                 raise UnknownName(kind, name, known)
@@ -98,6 +101,11 @@ class SearchOptions:
     def direction_form(self) -> DirectionForm:
         """The direction; it is one, as the options have been checked."""
         return self.direction  # type: ignore[return-value]
+
+    @property
+    def recompute_choice(self) -> Recompute:
+        """Whether stages recompute; it is a choice, as the options have been checked."""
+        return self.recompute  # type: ignore[return-value]
 
     def make_policy(self) -> WeightPolicy:
         """The weight policy, without warm-ups."""

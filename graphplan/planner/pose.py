@@ -48,7 +48,7 @@ def pose_problem(
         training,
         groups,
         micro_batch_sizes=options.micro_batch_sizes,
-        allow_recompute=options.recompute,
+        recompute=options.recompute_choice,
         pins=options.pins,
     )
 

@@ -64,7 +64,7 @@ def describe_stages(
                 devices=price.devices,
                 micro_batch_size=price.micro_batch_size,
                 num_micro_batches=plan.prices.num_micro_batches(s),
-                recompute=stage.recompute,
+                recompute=bool(stage.recompute),
                 forward_s=price.forward_s,
                 backward_s=price.backward_s,
                 in_flight=count_in_flight(rows.devices[price.devices[0]], s),

@@ -42,3 +42,20 @@ def check_model(plan: Plan, captured: Captured) -> None:
             f"The model {graph.name} was captured without a loss.",
             remedy="Add loss(output, batch) to the model file, then search again.",
         )
+    _refuse_unknown(plan)
+
+
+def _refuse_unknown(plan: Plan) -> None:
+    """Refuse what a plan may say and this runtime does not do yet."""
+    for s, stage in enumerate(plan.stages.stages):
+        if stage.zero:
+            raise InvalidOption(
+                f"Stage {s} shards its states (zero {stage.zero}), which this runtime cannot yet.",
+                remedy="Search again for zero 0.",
+            )
+        if stage.recompute and stage.recompute != stage.ops:
+            raise InvalidOption(
+                f"Stage {s} recomputes {len(stage.recompute)} of its {len(stage.ops)} ops; this"
+                " runtime recomputes all of a stage or nothing.",
+                remedy="Search again with --recompute none, or full.",
+            )

@@ -147,7 +147,7 @@ class Variants:
             device=self.device,
             has_backward=self.plan.prices.stages[stage].needs_backward,
             split_backward="I" in kinds,
-            recompute=self.plan.stages.stages[stage].recompute,
+            recompute=bool(self.plan.stages.stages[stage].recompute),
             autocast=find_autocast(self.plan.training),
             recasts=self.plan.training.mixed and self.plan.policy.forgets,
         )

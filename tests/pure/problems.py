@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy
 
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
-from graphplan.nouns.problem import Flow, Problem, Save, Tie
+from graphplan.nouns.problem import Flow, Problem, Recompute, Save, Tie
 from graphplan.nouns.problem import Node as ProblemNode
 from graphplan.nouns.tensor import TensorSpec
 from graphplan.nouns.training import Training
@@ -58,7 +58,7 @@ def make_problem_by_hand(
     saves: tuple[Save, ...] = (),
     ties: tuple[Tie, ...] = (),
     pins: Mapping[int, int] | None = None,
-    allow_recompute: bool = True,
+    recompute: Recompute = "auto",
     speeds: Sequence[float] | None = None,
 ) -> Problem:
     """Node i takes overhead + forward_s[i] a sample forward, and backward_ratio times that back,
@@ -110,6 +110,6 @@ def make_problem_by_hand(
         ),
         saves=saves,
         ties=ties,
-        allow_recompute=allow_recompute,
+        recompute=recompute,
         pins=dict(pins or {}),
     )

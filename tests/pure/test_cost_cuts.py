@@ -183,7 +183,9 @@ def test_policies_price_the_copies_that_they_hold(problem: Problem, seed: int) -
         types = (cost.problem.type_index_by_device[stage.devices[0]],)
         sums = cost.sum_nodes(cost.stage_nodes(stage), 1, types)
         copies = Copies(versions=policy.num_versions(s))
-        costs = price_sums(cost.problem, sums, types, recompute=stage.recompute, copies=copies)
+        costs = price_sums(
+            cost.problem, sums, types, recompute=bool(stage.recompute), copies=copies
+        )
         assert (price.fixed_bytes, price.saved_bytes) == (costs.fixed_bytes, costs.saved_bytes)
         assert price.workspace_bytes == costs.workspace_bytes
 

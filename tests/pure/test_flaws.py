@@ -40,9 +40,9 @@ def test_mutations_are_seeded() -> None:
         (b'"seed": 0', b'"seed": \xff', "invalid"),
         (b'"two-tower"', b'"\\u001b[2J"', "has control characters"),
         (
-            b'plan",\n "version": 1',
             b'plan",\n "version": 2',
-            "has version 2; this graphplan reads version 1",
+            b'plan",\n "version": 3',
+            "has version 3; this graphplan reads version 1 and 2",
         ),
         (b"graphplan/plan", b"graphplan/graph", "is a 'graphplan/graph' file"),
         (b'"mixed": false', b'"mixed": true', "mixed precision needs"),

@@ -192,6 +192,16 @@ def test_memory_asks_for_a_pipeline_with_recomputation() -> None:
     assert any(stage.recompute for stage in answer.stages.stages)
 
 
+def test_all_stages_recompute_when_they_are_told_to() -> None:
+    """Whatever a planner chooses."""
+    problem = make_problem_by_hand([1.0] * 4, list(itertools.pairwise(range(4))))
+    full = dataclasses.replace(problem, recompute="full")
+    for planner in ("graph", "chain", "data-parallel"):
+        answer, plain = ask(full, planner), ask(problem, planner)
+        assert all(stage.recompute == stage.ops for stage in answer.stages.stages)
+        assert answer.step_s > plain.step_s
+
+
 def test_what_cannot_fit_is_an_error() -> None:
     """A node larger than every device."""
     problem = make_problem_by_hand(

@@ -172,3 +172,15 @@ def test_a_transfer_leads_from_a_stage_to_a_stage() -> None:
             transfers=(TransferPrice(src=0, dst=4, backward=False, messages=()),),
             memory_bytes_by_device=(1,),
         )
+
+
+def test_a_stage_shards_over_replicas_and_recomputes_its_own_ops() -> None:
+    """Levels need replicas; recomputed ops are the stage's, in its order."""
+    fields = {"ops": ("a", "b", "c"), "micro_batch_size": 2}
+    stage = Stage(**fields, devices=(0, 1), zero=3, recompute=("a", "c"))  # type: ignore[arg-type]
+    assert (stage.zero, stage.recompute) == (3, ("a", "c"))
+    with pytest.raises(ValueError, match="zero 1 shards over replicas"):
+        Stage(**fields, devices=(0,), zero=1)  # type: ignore[arg-type]
+    for recompute in (("d",), ("c", "a"), ("a", "a")):
+        with pytest.raises(ValueError, match="not ops of the stage in its order"):
+            Stage(**fields, devices=(0,), recompute=recompute)  # type: ignore[arg-type]

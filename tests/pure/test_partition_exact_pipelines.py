@@ -126,7 +126,7 @@ def test_activations_that_do_not_fit_are_recomputed() -> None:
     tight = ask(problem, "chain")
     assert any(stage.recompute for stage in tight.stages.stages)
     with pytest.raises(NoFeasiblePlan, match="llow recomputation"):
-        ask(dataclasses.replace(problem, allow_recompute=False), "chain")
+        ask(dataclasses.replace(problem, recompute="none"), "chain")
 
 
 def test_more_memory_never_hurts() -> None:

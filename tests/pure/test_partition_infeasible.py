@@ -34,13 +34,13 @@ def test_advice_works() -> None:
     """What is advised is then feasible: recomputation, a smaller micro-batch, more devices."""
     options: dict[str, Any] = {
         "saved_bytes": [200] * 4,
-        "allow_recompute": False,
+        "recompute": "none",
         "micro_batch_sizes": (2,),
     }
     error = explain(cluster=make_cluster(4, memory_bytes=1700), **options)
     assert "llow recomputation" in error.remedy
     assert "use --micro-batch 1" in error.remedy
-    for change in ({"allow_recompute": True}, {"micro_batch_sizes": (1,)}):
+    for change in ({"recompute": "auto"}, {"micro_batch_sizes": (1,)}):
         problem = make_problem_by_hand(
             [1] * 4,
             CHAIN,

@@ -19,7 +19,7 @@ from graphplan.cost.problem import make_problem
 from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import Cluster, DeviceType
 from graphplan.nouns.opgraph import Op, OpGraph, Weight
-from graphplan.nouns.problem import Problem
+from graphplan.nouns.problem import Problem, Recompute
 from graphplan.nouns.table import OpProfile, ProfileTable
 from graphplan.nouns.tensor import ITEM_BYTES, TensorSpec
 from graphplan.nouns.training import Training
@@ -38,7 +38,7 @@ def pose_profiled(
     measured_batch_size: int | None = None,
     speed_by_type: Mapping[str, float] | None = None,
     max_share: float | None = None,
-    allow_recompute: bool = True,
+    recompute: Recompute = "auto",
     pins: Mapping[str, int] | None = None,
 ) -> Problem:
     """The problem of a profiled file on a cluster.
@@ -73,7 +73,7 @@ def pose_profiled(
         training,
         groups,
         micro_batch_sizes=micro_batch_sizes,
-        allow_recompute=allow_recompute,
+        recompute=recompute,
         pins=pins,
     )
 
