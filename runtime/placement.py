@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from graphplan.cost.rows import share_rows
 from graphplan.errors import InvalidOption
 from graphplan.nouns.opgraph import Weight
 from graphplan.nouns.plan import Plan
@@ -15,13 +17,24 @@ from graphplan_runtime.updates.holdings import Holdings
 
 
 def list_pairs(plan: Plan) -> Iterable[tuple[int, int]]:
-    """Ordered pairs of devices that may exchange messages."""
+    """Ordered pairs of devices that may exchange messages, whatever the size of a batch.
+
+    Two stages with equal micro-batches split the same rows. Boundaries are rounded down
+    (messages/rows.py), which keeps their order: replicas whose even shares have nothing in common
+    have no row in common in any batch. With unequal micro-batches a small last batch may shift
+    shares against each other, so that any two replicas may meet.
+    """
     stages = plan.stages.stages
     for edge in plan.stages.edges:
-        for src in stages[edge.src].devices:
-            for dst in stages[edge.dst].devices:
-                if src != dst:
-                    yield from ((src, dst), (dst, src))
+        sender, reader = stages[edge.src], stages[edge.dst]
+        if sender.micro_batch_size == reader.micro_batch_size:
+            shares = share_rows(len(sender.devices), len(reader.devices))
+            ends = [(sender.devices[each.src], reader.devices[each.dst]) for each in shares]
+        else:
+            ends = [*itertools.product(sender.devices, reader.devices)]
+        for src, dst in ends:
+            if src != dst:
+                yield from ((src, dst), (dst, src))
 
 
 def list_communicators(plan: Plan, holdings: Holdings) -> Iterable[Group]:

@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -30,14 +29,13 @@ from graphplan_runtime.faults.pulse import Pulse
 from graphplan_runtime.faults.status import Phase, Status
 from graphplan_runtime.launch import FOLDER, LAUNCHER
 from graphplan_runtime.messages.doors import shut_doors
+from graphplan_runtime.messages.transport import GROUP_TIMEOUT
 from graphplan_runtime.options import RunOptions
 
 CAUSE_WAIT_S = 4.0
 """How long a rank that meets a consequence waits for the cause to be told."""
 AGENT_WAIT_S = 2.0
 """How long torchrun has to end by itself when its host is cut off."""
-GROUP_TIMEOUT = timedelta(hours=1)
-"""The monitor ends a run that hangs long before."""
 
 
 def run_rank(options: RunOptions) -> None:
@@ -119,7 +117,9 @@ class Worker:
     def _connect(self, store: Store, device: torch.device) -> None:
         if device.type == "cpu":
             require_handles(self.num_ranks)
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        backend = "gloo"
+        if device.type != "cpu":
+            backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
         with shut_doors():
             dist.init_process_group(
                 backend,
@@ -231,6 +231,7 @@ def choose_device(options: RunOptions) -> torch.device:
         keep_freed_memory()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
-    device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    first = torch.device(kind)  # cuda:2 means the GPUs of this host from number 2 on.
+    device = torch.device(first.type, (first.index or 0) + int(os.environ.get("LOCAL_RANK", "0")))
     torch.accelerator.set_device_index(device.index)
     return device

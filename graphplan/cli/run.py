@@ -26,7 +26,10 @@ from graphplan.cli.options import parse_settings
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--batch", "batch_size", type=click.IntRange(1), help="Samples of a batch.")
 @click.option("--seed", default=0, show_default=True, help="Of weights, data and dropout.")
-@click.option("--device", help="cpu or cuda; the accelerator if there is one.")
+@click.option(
+    "--device",
+    help="cpu, cuda, or cuda:2 (GPUs of a host from number 2 on); the accelerator if there is one.",
+)
 @click.option(
     "--bind-cores/--no-bind-cores",
     default=None,

@@ -40,9 +40,11 @@ Take = Callable[[list[Any]], tuple[Any, ...]]
 
 
 class Line:
-    """Calls the nodes of a graph in their order; every value is let go after its last reader."""
+    """Calls the nodes of a graph on a device, in their order; every value is let go after its last
+    reader."""
 
-    def __init__(self, graph: fx.Graph, held: Mapping[str, Any]) -> None:
+    def __init__(self, graph: fx.Graph, held: Mapping[str, Any], device: torch.device) -> None:
+        self._device = device
         self._place: dict[fx.Node, int] = {}
         self._values: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], Take, int, tuple[int, ...]]] = []
@@ -74,9 +76,9 @@ class Line:
         return len(self._values) - 1
 
     def _add_step(self, node: fx.Node, last: Mapping[fx.Node, list[fx.Node]]) -> None:
-        kwargs = dict(node.kwargs)
+        kwargs = move_devices(dict(node.kwargs), self._device)
         run: Callable[..., Any] = node.target  # type: ignore[assignment]
-        args = node.args
+        args = move_devices(node.args, self._device)
         if any(isinstance(given, fx.Node) for given in fx.map_arg(kwargs, lambda n: n).values()):
             run, args = _Named(run, tuple(kwargs)), (*node.args, *kwargs.values())
         elif kwargs:
@@ -134,6 +136,17 @@ def _plain(arg: Any) -> Any:
         plain = [_plain(each) for each in arg]
         return tuple(plain) if isinstance(arg, tuple) else plain
     return {key: _plain(each) for key, each in arg.items()} if isinstance(arg, dict) else arg
+
+
+def move_devices(args: Any, device: torch.device) -> Any:
+    """Arguments with this device in place of any that they name."""
+    if isinstance(args, torch.device):
+        return device
+    if isinstance(args, (tuple, list)):
+        return type(args)(move_devices(each, device) for each in args)
+    if isinstance(args, dict):
+        return {key: move_devices(value, device) for key, value in args.items()}
+    return args
 
 
 def _find_last_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -65,7 +65,7 @@ def prepare_step(
 ) -> Callable[[], None]:
     """A function that runs one step on weights and inputs of its own."""
     held = {target: _copy_weight(each, device) for target, each in body.held.items()}
-    line = Line(body.graph, held)
+    line = Line(body.graph, held, device)
     given = [
         _make_input(node, body.names[node], values, device, batch or {})
         for node in body.graph.find_nodes(op="placeholder")

@@ -216,7 +216,7 @@ class UnitBuilder:
         nodes.output(tuple(copies[node] for node in results))
         return Unit(
             ops=ops,
-            line=Line(nodes, self._body.held),
+            line=Line(nodes, self._body.held, self._device),
             readings=tuple(readings),
             halves=tuple(self._half_of(node, members) for node in readings),
         )
@@ -240,8 +240,6 @@ class UnitBuilder:
                 copies[node] = body.node_copy(node)
         for node in members:
             copy = body.node_copy(node, lambda given: copies.get(given) or self._values[given])
-            copy.args = _move_devices(copy.args, self._device)
-            copy.kwargs = _move_devices(copy.kwargs, self._device)
             copies[node] = copy
         return body, copies, readings
 
@@ -267,14 +265,3 @@ class UnitBuilder:
         if name not in ops or not ops[name].needs_backward:
             return None
         return "weight" if name in self._from_weights else "input"
-
-
-def _move_devices(args: Any, device: torch.device) -> Any:
-    """The measured device in place of the captured one."""
-    if isinstance(args, torch.device):
-        return device
-    if isinstance(args, (tuple, list)):
-        return type(args)(_move_devices(each, device) for each in args)
-    if isinstance(args, dict):
-        return {key: _move_devices(value, device) for key, value in args.items()}
-    return args

@@ -98,8 +98,8 @@ def main() -> None:
     plan, file, captured = read_export()
     torch.manual_seed(0)
     state = dict(file.build().state_dict())
-    stages = cut_stages(plan, captured)
     rank, device = join_ranks()
+    stages = cut_stages(plan, captured, device)
     mine = [s for s, stage in enumerate(plan.stages.stages) if rank in stage.devices]
     for s in mine:
         load_weights(stages[s], state)
@@ -134,11 +134,10 @@ def read_export() -> tuple[Plan, ModelFile, Captured]:
     return plan, file, captured
 
 
-def cut_stages(plan: Plan, captured: Captured) -> tuple[StageModule, ...]:
-    """The stage modules; none may hold a weight of another."""
-    stages = cut_graph(
-        captured, {op: s for s, stage in enumerate(plan.stages.stages) for op in stage.ops}
-    )
+def cut_stages(plan: Plan, captured: Captured, device: torch.device) -> tuple[StageModule, ...]:
+    """The stage modules for a device; none may hold a weight of another."""
+    stage_by_op = {op: s for s, stage in enumerate(plan.stages.stages) for op in stage.ops}
+    stages = cut_graph(captured, stage_by_op, device=device)
     tied = sorted(shared_weights(stages))
     if tied:
         sys.exit(f"Stages share the weights {tied}: run this plan with `graphplan run`.")
@@ -208,9 +207,10 @@ def check_step(
     stages: Sequence[StageModule],
 ) -> None:
     """Print the largest difference of a gradient of this rank to the whole model's."""
-    whole = cut_graph(captured, dict.fromkeys(captured.graph.op_by_name, 0))[0]
+    device = next(iter(batch.values())).device
+    whole = cut_graph(captured, dict.fromkeys(captured.graph.op_by_name, 0), device=device)[0]
     load_weights(whole, {name: tensor.detach().clone() for name, tensor in state.items()})
-    whole.to(next(iter(batch.values())).device)
+    whole.to(device)
     assert whole.loss is not None
     torch.autograd.backward(whole.run_values(batch)[whole.loss])
     expected = dict(whole.named_parameters())

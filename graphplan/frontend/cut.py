@@ -5,25 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import fx
 
 from graphplan.frontend.captured import Captured
+from graphplan.frontend.devices import place_ops
 from graphplan.frontend.legality import check_cut
 from graphplan.frontend.lower import is_op
 from graphplan.frontend.scalars import ScalarWriter, is_scalar_node
 from graphplan.frontend.stage import StageInput, StageModule
 from graphplan.nouns.opgraph import OpGraph
 
+HOST = torch.device("cpu")
 
-def cut_graph(captured: Captured, stage_by_op: Mapping[str, int]) -> tuple[StageModule, ...]:
+
+def cut_graph(
+    captured: Captured, stage_by_op: Mapping[str, int], *, device: torch.device = HOST
+) -> tuple[StageModule, ...]:
     """One module for each stage, ordered by stage number; raises CutError for an illegal map.
 
     Every stage takes the model inputs that it reads itself. A weight that several stages read is
-    held by each of them, see `shared_weights`.
+    held by each of them, see `shared_weights`. The ops of a stage work on `device`; its weights
+    stay where they are.
     """
     check_cut(captured.graph, stage_by_op)
     return tuple(
-        _StageBuilder(captured, stage_by_op, index).build()
+        _StageBuilder(captured, stage_by_op, index).build(device)
         for index in sorted(set(stage_by_op.values()))
     )
 
@@ -44,13 +51,14 @@ class _StageBuilder:
             if is_op(node) and stage_by_op[node.name] == index
         ]
 
-    def build(self) -> StageModule:
+    def build(self, device: torch.device) -> StageModule:
         inputs = self._copy_inputs()
         for node in self.nodes:
             self._copy_node(node)
         outputs = _find_outputs(self.captured.graph, self.stage_by_op, self.index)
         by_name = {node.name: copy for node, copy in self.copies.items()}
         self.graph.output(tuple(by_name[name] for name in outputs))
+        place_ops(self.graph, device)
         graph = self.captured.graph
         targets = {str(node.target) for node in self.graph.find_nodes(op="get_attr")}
         return StageModule(

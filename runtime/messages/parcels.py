@@ -10,7 +10,8 @@ that its gradient comes back once for every reader and is added there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from graphplan.errors import InvalidProgram
@@ -124,11 +125,24 @@ def _join(
     for edge in split.stages.edges_by_ends[ends]:
         if reader_micro_batch is not None and not split.returns_gradient(edge):
             continue
-        for source in (piece for m in produced for piece in split.pieces(producer, m)):
-            for target in (piece for m in read for piece in split.pieces(reader, m)):
-                parcel = _pack(split, edge, source, target)
-                if parcel is not None:
-                    yield parcel
+        sources = [piece for m in produced for piece in split.pieces(producer, m)]
+        targets = [piece for m in read for piece in split.pieces(reader, m)]
+        for source, target in _meet(sources, targets):
+            parcel = _pack(split, edge, source, target)
+            if parcel is not None:
+                yield parcel
+
+
+def _meet(sources: Sequence[Piece], targets: Sequence[Piece]) -> Iterator[tuple[Piece, Piece]]:
+    """Pairs whose rows may meet, found in one pass: both sides lie in the order of their rows."""
+    first = 0
+    for source in sources:
+        while first < len(targets) and targets[first].rows.stop <= source.rows.start:
+            first += 1
+        for target in islice(targets, first, None):
+            if target.rows.start >= source.rows.stop:
+                break
+            yield source, target
 
 
 def _pack(split: Split, edge: StageEdge, source: Piece, target: Piece) -> Parcel | None:

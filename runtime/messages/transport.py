@@ -17,6 +17,7 @@ Figures for the host (losses, norms, flags) always travel on gloo.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from datetime import timedelta
 from time import perf_counter
 
 import torch
@@ -27,6 +28,8 @@ from graphplan_runtime.messages.queues import Queues, Work, find_queues
 
 Group = tuple[int, ...]
 """Devices, sorted."""
+GROUP_TIMEOUT = timedelta(hours=1)
+"""The monitor ends a run that hangs long before."""
 NUM_LANES = 2
 """Connections from one device to another; a message's tag says which one it takes."""
 
@@ -59,12 +62,13 @@ class Transport:
             self._upwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
             self._downwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
         else:
+            backend = dist.get_default_backend_for_device(self.device)
             for src, dst in sorted(set(pairs)):
-                made = dist.new_group([src, dst], backend="nccl")
+                made = dist.new_group([src, dst], backend=backend, timeout=GROUP_TIMEOUT)
                 if self.rank in (src, dst):
                     self._by_direction[src, dst] = _as_group(made)
         for members in sorted(set(groups)):
-            made = dist.new_group(list(members))
+            made = dist.new_group(list(members), timeout=GROUP_TIMEOUT)
             if self.rank in members:
                 self._by_group[members] = _as_group(made)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from graphplan.cost.measure_body import move_devices
 from graphplan.frontend import Captured
 from graphplan.frontend.fakes import make_fake_mode
 from graphplan.nouns.training import Training
@@ -67,6 +68,11 @@ class _FakeRun(fx.Interpreter):
     def fetch_attr(self, target: str) -> Any:
         held = super().fetch_attr(target)
         return self._fake(held.shape, held.dtype) if isinstance(held, torch.Tensor) else held
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The capture names the CPU; the stages name their device."""
+        args, kwargs = move_devices((args, dict(kwargs)), self.device)
+        return super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)

@@ -131,7 +131,8 @@ class Variants:
 
     def _make(self, captured: Captured) -> Variant:
         stages = self.plan.stages.stages
-        modules = cut_graph(captured, {op: s for s, each in enumerate(stages) for op in each.ops})
+        stage_by_op = {op: s for s, each in enumerate(stages) for op in each.ops}
+        modules = cut_graph(captured, stage_by_op, device=self.device)
         for s, versions in self.versions.items():
             assert len(versions.weights) == len(modules[s].weights), "a stage holds other weights"
         runners = {

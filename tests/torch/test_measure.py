@@ -323,7 +323,7 @@ def test_losses_are_part_of_what_is_measured() -> None:
 def test_a_graph_without_its_model_is_measured_too(captured: Captured) -> None:
     """A rebuilt graph runs the same calls: same result as the captured module on equal weights."""
     rebuilt = rebuild_graph(captured.graph)
-    line = Line(rebuilt.body.graph, captured.weights())
+    line = Line(rebuilt.body.graph, captured.weights(), torch.device("cpu"))
     for size in (1, 3):
         batch = token_batch(size)
         assert torch.equal(line(*batch)[0], captured.module(*batch)[0])
