@@ -113,7 +113,7 @@ class StrictTensor(torch.Tensor):
     """A tensor of the pretend device around one of the CPU."""
 
     raw: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> StrictTensor:
@@ -130,7 +130,7 @@ class StrictTensor(torch.Tensor):
         made.raw = raw.detach()
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"StrictTensor({self.raw})"
 
     def tolist(self) -> Any:
@@ -138,21 +138,21 @@ class StrictTensor(torch.Tensor):
         return self.raw.tolist()
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return run_strictly(func, args, kwargs or {})
 
 
-class StrictDevice(TorchDispatchMode):
+class StrictDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, factories and copies know the pretend device."""
 
-    num_ops = 0
-    """Ops whose result is on the device, so far."""
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_ops = 0
+        """Ops whose result is on the device, so far."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = run_strictly(func, args, kwargs or {})
         self.num_ops += any(isinstance(each, StrictTensor) for each in pytree.tree_leaves(result))
         return result

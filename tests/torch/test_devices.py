@@ -24,7 +24,8 @@ class Positions(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         places = torch.arange(x.shape[1])
         mask = torch.ones(x.shape[1], dtype=torch.bool).to("cpu")
-        return ((x + self.table(places)) * mask.unsqueeze(1)).pow(2).mean()
+        placed: torch.Tensor = (x + self.table(places)) * mask.unsqueeze(1)
+        return placed.pow(2).mean()
 
 
 def test_ops_that_make_tensors_make_them_on_the_device_of_the_stage() -> None:
