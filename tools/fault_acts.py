@@ -17,6 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from graphplan.files import read_noun
+from graphplan.nouns.base import Noun
+from graphplan.nouns.plan import Plan
+from graphplan.referee import check_plan
 from tests.processes.killing import kill_while_saving
 from tests.processes.test_faults import list_ranks
 from tools.fault_scene import STEPS, Outcome, Scene, read_only_disk, small_disk
@@ -321,17 +325,31 @@ def take_ports(scene: Scene) -> Row:
         return ends_well()(scene)
 
 
-def interrupt(words: tuple[str, ...], *, after_s: float) -> Callable[[Scene], Row]:
-    """Ctrl-C in another command than run: an end without a traceback."""
+def interrupt(
+    words: tuple[str, ...], kind: type[Noun], *, moments_s: tuple[float, ...]
+) -> Callable[[Scene], Row]:
+    """Ctrl-C in another command than run, at several moments: an end without a traceback.
+
+    What is interrupted gives what it has, whole, or nothing.
+    """
 
     def act(scene: Scene) -> Row:
-        place = str(scene.folder / "out.json")
-        process = scene.call([*words, "-o", place])
-        time.sleep(after_s)
-        process.send_signal(signal.SIGINT)
-        done = scene.finish(process, since=time.time())
-        left = () if done.code == 130 else (f"exit code {done.code}: {done.errors[-300:]}",)
-        return Row(done.seconds, done.code, done.errors, left)
+        wrong, given, seconds = [], 0, 0.0
+        for when_s in moments_s:
+            place = scene.folder / f"{when_s}.json"
+            process = scene.call([*words, "-o", str(place)])
+            time.sleep(when_s)
+            process.send_signal(signal.SIGINT)
+            done = scene.finish(process, since=time.time())
+            given, seconds = given + (done.code == 0), max(seconds, done.seconds)
+            if done.code == 0:
+                found = read_noun(place, kind)
+                if isinstance(found, Plan) and check_plan(found).violations:
+                    wrong.append(f"{place.name} is no legal plan")
+            elif done.code != 130 or done.errors.strip() != "Interrupted.":
+                wrong.append(f"after {when_s} s: exit code {done.code}, {done.errors[-300:]}")
+        told = f"{len(moments_s)} moments; {given} times the best until then, whole, else nothing"
+        return Row(seconds, 130, told, tuple(wrong))
 
     return act
 

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from graphplan.nouns.plan import Plan
+from graphplan.nouns.table import ProfileTable
 from tools.fault_acts import (
     EVERY_STEP,
     NEWEST,
@@ -112,7 +114,7 @@ CASES: dict[str, Case] = {
                       resumes=True),
     "abort-rank": Case("SIGABRT of a rank", to_rank(signal.SIGABRT, "SIGABRT"),
                        resumes=True),
-    "stop-rank": Case("SIGSTOP of a rank from outside",
+    "stop-rank": Case("SIGSTOP of a rank from outside; where it saves, 60 s are allowed",
                       to_rank(signal.SIGSTOP, "no sign of life"), timeout_s=60, resumes=True),
     "pause-launcher": Case("SIGSTOP of the launcher for 12 s", pause(12, everybody=False)),
     "suspend": Case("SIGSTOP of launcher and ranks for 25 s", pause(25, everybody=True)),
@@ -129,9 +131,10 @@ CASES: dict[str, Case] = {
     "ctrl-c-often": Case("Ctrl-C at random moments, also twice", interrupt_often, resumes=True),
     "ctrl-c-search": Case("Ctrl-C in a search",
                           interrupt(("search", "examples/mmt.py", "--gpus", "8", "--effort", "100"),
-                                    after_s=20)),
+                                    Plan, moments_s=(1, 4, 10, 20, 30, 50))),
     "ctrl-c-profile": Case("Ctrl-C in a profile",
-                           interrupt(("profile", "examples/gpt.py"), after_s=12)),
+                           interrupt(("profile", "examples/gpt.py", "--no-cache"), ProfileTable,
+                                     moments_s=(1, 4, 8, 16, 30))),
     "handles-48": Case("48 file descriptors", ends_well(limits="ulimit -n 48")),
     "handles-20": Case("20 file descriptors",
                        lambda scene: judge(scene.run("--steps", "2", limits="ulimit -n 20"), code=2,

@@ -178,8 +178,12 @@ class PlanSearch:
                 if ended == "clock":
                     raise refuse_time(self.options)
                 raise self.contest.refuse(found)
-            self._final = found.best, self._schedule(found.best, FINAL_EFFORT)
+            self._final = found.best, self._schedule(found.best, self._choose_last_effort(ended))
         return self._final[1]
+
+    def _choose_last_effort(self, ended: Ended) -> float:
+        """Who ended the search waits: great efforts are not spent on the last schedule then."""
+        return FINAL_EFFORT / max(1.0, self.options.effort) if ended else FINAL_EFFORT
 
     # -- phases ----------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +129,29 @@ def test_ctrl_c_before_there_is_a_command(
     with pytest.raises(SystemExit, match="130"):
         start()
     assert capsys.readouterr().err == "Interrupted.\n"
+
+
+def test_ctrl_c_that_an_import_swallows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch clears the interrupt while it loads numpy, which then says that it is loaded twice."""
+
+    def swallow(arguments: list[str]) -> int:
+        if arguments:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        raise ImportError("cannot load module more than once per process")
+
+    monkeypatch.setattr(main, "run_command", swallow)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(sys, "argv", ["graphplan", "search"])
+        with pytest.raises(SystemExit, match="130"):
+            start()
+        assert capsys.readouterr().err == "Interrupted.\n"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        monkeypatch.setattr(sys, "argv", ["graphplan"])
+        with pytest.raises(ImportError, match="more than once"):
+            start()
+    finally:
+        signal.signal(signal.SIGINT, before)

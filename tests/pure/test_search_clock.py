@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from graphplan.cost.hardware import find_cluster
 from graphplan.errors import SearchLimit
 from graphplan.files import write_noun
 from graphplan.nouns.opgraph import OpGraph
+from graphplan.planner import collect, search
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import Progress, search_plan
 from graphplan.referee import check_plan
@@ -60,6 +62,26 @@ def test_an_interrupted_search_has_a_legal_plan(when: int) -> None:
     plan = search_plan(mlp(4, 1024), find_cluster("summit", gpus=4), SMALL, watch=watch)
     assert plan.provenance.ended == "user"
     assert not check_plan(plan).violations
+
+
+def test_who_ends_a_search_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of effort 100 went on for a minute after Ctrl-C, with an order of its effort."""
+    efforts: list[float] = []
+    schedule_stages = collect.schedule_stages
+
+    def schedule(*args: Any, effort: float, **wishes: Any) -> Any:
+        efforts.append(effort)
+        return schedule_stages(*args, effort=effort, **wishes)
+
+    def watch(progress: Progress) -> None:
+        if progress.step_s < float("inf"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "schedule_stages", schedule)
+    options = SearchOptions(batch_size=32, effort=100.0)
+    plan = search_plan(mlp(4, 1024), find_cluster("summit", gpus=4), options, watch=watch)
+    assert plan.provenance.ended == "user"
+    assert efforts == [pytest.approx(search.FINAL_EFFORT)]
 
 
 def test_a_guard_that_fires_is_told() -> None:
