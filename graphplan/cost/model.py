@@ -175,14 +175,19 @@ class CostModel:
         return self._sums_by_stage[key]
 
     def reduce_time(self, devices: Sequence[int], elements: int) -> float:
-        """Seconds to reduce the gradients of so many weights over these devices."""
+        """Seconds to reduce the gradients of so many weights over these devices, or over those of
+        the larger cluster for which they stand."""
         num_bytes = elements * self.problem.element_bytes
+        whole = self.problem.miniature
+        if whole is not None:
+            return allreduce_time(whole.cluster, whole.enlarge(devices), num_bytes)
         return allreduce_time(self.problem.cluster, devices, num_bytes)
 
     def reduce_times(self, devices: Sequence[int], elements: Ints) -> Floats:
         """The same for many stages; between NUM_KNOTS amounts, as it is nearly straight there."""
         most = int(elements.max(initial=0))
-        if len(devices) < 2 or not most:
+        alone = len(devices) < 2 and self.problem.miniature is None
+        if alone or not most:
             return numpy.zeros(elements.shape)
         amounts = numpy.unique(elements)
         if len(amounts) > NUM_KNOTS:

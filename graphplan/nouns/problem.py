@@ -8,7 +8,7 @@ one replica may see, an axis called *type* along `cluster.types`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -71,6 +71,28 @@ class Tie(Noun, frozen=True, kw_only=True):
     held_bytes: int
 
 
+class Miniature(Noun, frozen=True, kw_only=True):
+    """What a problem in miniature stands for: each of its devices for `times` devices of a larger
+    cluster, which do the same at the same time with a share of the batch each, and meet only when
+    they reduce gradients.
+
+        apart       0 1 2 3 | 4 5 6 7   two equal groups of nodes: device 1 stands for 1 and 5
+        adjacent    0 1 | 2 3 | 4 5 | 6 7   units of neighbours: device 1 stands for 2 and 3
+    """
+
+    cluster: Cluster
+    """The larger one."""
+    times: int
+    adjacent: bool
+
+    def enlarge(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """The devices for which these stand, so that equal replicas stay neighbours in order."""
+        if self.adjacent:
+            return tuple(device * self.times + i for device in devices for i in range(self.times))
+        stride = len(self.cluster.devices) // self.times
+        return tuple(group * stride + device for group in range(self.times) for device in devices)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
     """A graph of nodes with costs, a cluster, and what the user wants."""
@@ -111,6 +133,8 @@ class Problem:
     recompute: Recompute = "auto"
     pins: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Device by node, for nodes that the user placed."""
+    miniature: Miniature | None = None
+    """The larger problem that this one stands for, if any."""
 
     def __post_init__(self) -> None:
         for src, dst in self.edges:

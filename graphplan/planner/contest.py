@@ -93,11 +93,16 @@ class Contest:
     """Planners whose drafts are judged alike; each is asked once."""
 
     def __init__(
-        self, cost: CostModel, options: SearchOptions, *, judge: Judging | None = None
+        self,
+        cost: CostModel,
+        options: SearchOptions,
+        *,
+        judge: Judging | None = None,
+        bound: Bound | None = None,
     ) -> None:
         self.cost, self.options = cost, options
         self.judge: Judging = judge or Judge(cost, options)
-        self.bound: Bound = bound_step(cost.problem)
+        self.bound = bound or bound_step(cost.problem)
         self.shortlist_by_planner: dict[str, Shortlist] = {}
         self.wish = Wish(
             effort=options.effort,

@@ -1,6 +1,7 @@
 """The search, on one page.
 
     OpGraph -> coarsen -> Problem -> CostModel
+      miniatures problems for fewer devices in place of one for very many (miniature.py)
       rivals     what people have: data parallelism, sequential pipelines
       proposals  planners propose drafts, a judge judges them (contest.py)
       improving  moves from the best drafts (partition/improve.py)
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from graphplan.cost.model import CostModel
@@ -28,12 +29,15 @@ from graphplan.errors import InvalidOption, NoFeasiblePlan, SearchLimit
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Ended, Plan, PolicyOffer
+from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import StageGraph
+from graphplan.partition.bounds.bound import bound_step
 from graphplan.partition.improve import improve_drafts, simplify_draft
 from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
 from graphplan.planner.contest import TIE, Contest, Shortlist, pick_starts
 from graphplan.planner.judge import Judge
+from graphplan.planner.miniature import enlarge_stages, list_miniatures
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.pose import Tables, pose_problem
 from graphplan.planner.streaming import offer_policies
@@ -45,6 +49,8 @@ with its true dependencies only."""
 LINEAR_PLANNERS = ("chain", "equal")
 STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "towers", "graph")
 """Planners whose drafts auto starts from."""
+SHRINKING = ("auto", "graph")
+"""Planners that plan for miniatures of a large problem; published ones do as published."""
 IMPROVED = "improved"
 """What auto calls its own proposals."""
 NUM_STARTS = 6
@@ -96,7 +102,7 @@ def search_plan(
         search.stages,
         ready,
         options,
-        bound=search.contest.bound,
+        bound=search.bound,
         ended=ended,
         baselines={name: found.prediction.step_s for name, found in search.rivals.items()},
         offers=search.offers,
@@ -130,13 +136,11 @@ class PlanSearch:
 
     def __init__(self, cost: CostModel, options: SearchOptions) -> None:
         self.cost, self.options = cost, options
-        self.contest = Contest(cost, options)
-        # Rivals flush, as who does without our policy would.
-        self.flushing = (
-            self.contest
-            if options.policy == "flush"
-            else Contest(cost, options.with_policy("flush"))
-        )
+        self.bound = bound_step(cost.problem)
+        may_shrink = options.planner in SHRINKING
+        self.levels = list_miniatures(cost.problem) if may_shrink else iter([(cost.problem,)])
+        self.contests: list[Contest] = []
+        """Of the problem, or of its miniatures, apart and adjacent."""
         self.rivals: dict[str, Scheduled] = {}
         self.offers: tuple[PolicyOffer, ...] = ()
         self._final: tuple[StageGraph, Scheduled] | None = None
@@ -147,24 +151,27 @@ class PlanSearch:
         assert self._final is not None, "finish comes first"
         return self._final[0]
 
+    @property
+    def contest(self) -> Contest:
+        """The contest with the best draft so far."""
+        return min(self.contests, key=lambda each: each.merge().step_s)
+
     def run(self) -> Iterator[Progress]:
         """The phases, one after the other."""
-        options, auto = self.options, self.options.planner == "auto"
-        if options.baselines:
-            for planner in (DATA_PARALLEL, *LINEAR_PLANNERS):
-                yield from self._watch("rivals", 0.0, 0.3, self.flushing.ask(planner))
-        if auto:
-            for planner in self._list_starters():
-                yield from self._watch("proposals", 0.3, 0.4, self.contest.ask(planner))
-            lists = list(self.contest.shortlist_by_planner.values())
+        for problems in self.levels:
+            self._open(problems)
+            yield from self._propose()
+            if self._merge().best is not None:
+                break
+        if self.options.planner == "auto":
+            contest = self.contest
+            lists = list(contest.shortlist_by_planner.values())
             starts = pick_starts(lists, count=NUM_STARTS)
-            better = improve_drafts(self.cost, self.contest.wish, starts)
-            yield from self._watch("improving", 0.4, 0.8, self.contest.drive(IMPROVED, better))
-        else:
-            yield from self._watch("proposals", 0.3, 0.8, self.contest.ask(options.planner))
+            better = improve_drafts(contest.cost, contest.wish, starts)
+            yield from self._watch("improving", 0.4, 0.8, contest.drive(IMPROVED, better))
         yield from self._watch("improving", 0.8, 0.82, self._simplify())
         yield from self._watch("schedules", 0.82, 0.9, self._schedule_finalists())
-        if options.baselines:
+        if self.options.baselines:
             yield from self._watch("compared", 0.9, 0.95, self._schedule_rivals())
         yield from self._watch("compared", 0.95, 1.0, self._compare_policies())
 
@@ -178,7 +185,8 @@ class PlanSearch:
                 if ended == "clock":
                     raise refuse_time(self.options)
                 raise self.contest.refuse(found)
-            self._final = found.best, self._schedule(found.best, self._choose_last_effort(ended))
+            stages = self._enlarge(found.best)
+            self._final = stages, self._schedule(stages, self._choose_last_effort(ended))
         return self._final[1]
 
     def _choose_last_effort(self, ended: Ended) -> float:
@@ -194,10 +202,37 @@ class PlanSearch:
         for num, _ in enumerate(steps, 1):
             # Nobody knows how many there are: half of what is left after every hundred.
             share = end - (end - start) * 0.5 ** (num / 100)
-            yield Progress(phase, share, self._merge_best(), self.contest.bound.step_s)
+            yield Progress(phase, share, self._merge_best(), self.bound.step_s)
+
+    def _open(self, problems: Sequence[Problem]) -> None:
+        """A contest for each of the problems, and one for the rivals."""
+        options, bound = self.options, self.bound
+        self.contests = [
+            Contest(
+                self.cost if each is self.cost.problem else CostModel(each), options, bound=bound
+            )
+            for each in problems
+        ]
+        # Rivals flush, as who does without our policy would.
+        first = self.contests[0]
+        self.flushing = (
+            first
+            if options.policy == "flush"
+            else Contest(first.cost, options.with_policy("flush"), bound=bound)
+        )
+
+    def _propose(self) -> Iterator[Progress]:
+        """What planners propose, those first that rivals are."""
+        if self.options.baselines:
+            for planner in (DATA_PARALLEL, *LINEAR_PLANNERS):
+                yield from self._watch("rivals", 0.0, 0.3, self.flushing.ask(planner))
+        auto = self.options.planner == "auto"
+        for contest in self.contests:
+            for planner in self._list_starters() if auto else (self.options.planner,):
+                yield from self._watch("proposals", 0.3, 0.4, contest.ask(planner))
 
     def _merge_best(self) -> float:
-        lists = self.contest.shortlist_by_planner.values()
+        lists = [each for one in self.contests for each in one.shortlist_by_planner.values()]
         return min((each.step_s for each in lists), default=float("inf"))
 
     def _list_starters(self) -> tuple[str, ...]:
@@ -208,14 +243,21 @@ class PlanSearch:
     def _merge(self) -> Shortlist:
         """What may become the plan: of the planner that was asked for, or of all under auto."""
         planner = self.options.planner
+        if not self.contests:
+            return Shortlist()
         return self.contest.merge(None if planner == "auto" else (planner, IMPROVED))
 
     def _simplify(self) -> Iterator[None]:
         """The best draft with fewer stages, where that costs nothing."""
         found = self._merge()
         if found.best is not None and self.contest.judge.is_step:
-            simpler = simplify_draft(self.cost, found.list_drafts()[0], found.step_s * (1 + TIE))
+            simpler = simplify_draft(
+                self.contest.cost, found.list_drafts()[0], found.step_s * (1 + TIE)
+            )
             yield from self.contest.drive(IMPROVED, simpler)
+
+    def _enlarge(self, stages: StageGraph) -> StageGraph:
+        return enlarge_stages(self.contest.cost.problem, stages)
 
     def _schedule(self, stages: StageGraph, effort: float) -> Scheduled:
         return schedule_stages(self.cost, stages, self.options, effort=effort * self.options.effort)
@@ -227,7 +269,7 @@ class PlanSearch:
         if self.options.objective != "throughput":
             graphs = graphs[:1]
         ready: list[tuple[StageGraph, Scheduled]] = []
-        for stages in graphs:
+        for stages in map(self._enlarge, graphs):
             try:
                 ready.append((stages, self._schedule(stages, FINAL_EFFORT)))
             except (NoFeasiblePlan, InvalidOption):
@@ -244,8 +286,9 @@ class PlanSearch:
         """Baselines with their own best schedules; the plan of auto is never worse than these."""
         one_stage = self.flushing.merge((DATA_PARALLEL,))
         linear = self.flushing.merge((DATA_PARALLEL, *LINEAR_PLANNERS))
-        judge = Judge(self.cost, self.flushing.options, sequential=True)
-        chained = Contest(self.cost, self.flushing.options, judge=judge)
+        cost, options = self.flushing.cost, self.flushing.options
+        judge = Judge(cost, options, sequential=True)
+        chained = Contest(cost, options, judge=judge, bound=self.bound)
         for draft in linear.list_drafts()[: 4 * NUM_STARTS]:
             chained.consider(chained.shortlist_by_planner.setdefault(LINEAR, Shortlist()), draft)
             yield
@@ -257,17 +300,18 @@ class PlanSearch:
         ):
             if found.best is None:
                 continue
+            stages = enlarge_stages(cost.problem, found.best)
             with suppress(NoFeasiblePlan, SearchLimit, InvalidOption):
                 ready = schedule_stages(
                     self.cost,
-                    found.best,
-                    self.flushing.options,
+                    stages,
+                    options,
                     effort=RIVAL_EFFORT * self.options.effort,
                     sequential=name == SEQUENTIAL,
                 )
                 self.rivals[name] = ready
                 if name != SEQUENTIAL:
-                    plans.append((found.best, ready))
+                    plans.append((stages, ready))
             yield
         for name in (LINEAR, SEQUENTIAL):
             # One stage is a linear cut and a sequential pipeline, too.
@@ -275,7 +319,7 @@ class PlanSearch:
             if known:
                 self.rivals[name] = min(known, key=lambda each: each.prediction.step_s)
         may_win = self.options.planner == "auto" and self.options.objective == "throughput"
-        if may_win and self.flushing is self.contest and self._final is not None:
+        if may_win and self.options.policy == "flush" and self._final is not None:
             self._final = pick_simplest([self._final, *plans])
 
     def _compare_policies(self) -> Iterator[None]:

@@ -65,18 +65,13 @@ def make_tables(cuts: Cuts, setting: Setting) -> list[StageTable]:
 
 
 def list_widths(problem: Problem, setting: Setting) -> list[int]:
-    """Units of a stage: they divide the micro-batch, and grow by half to double."""
+    """Units that a stage may have: all that divide the micro-batch."""
     size, unit = setting.micro_batch_size, setting.unit
-    legal = [
+    return [
         units
         for units in range(1, setting.num_units + 1)
         if size % (units * unit) == 0 and size // (units * unit) in problem.size_index
     ]
-    kept: list[int] = []
-    for units in legal:
-        if not kept or units >= 1.5 * kept[-1] or units == setting.num_units:
-            kept.append(units)
-    return kept
 
 
 def _make_table(cuts: Cuts, setting: Setting, num_units: int) -> StageTable:
