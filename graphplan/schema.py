@@ -10,6 +10,7 @@ from graphplan.errors import UnknownName
 from graphplan.nouns.base import Noun
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.costset import CostSet
+from graphplan.nouns.diagnosis import Diagnosis
 from graphplan.nouns.learned import LearnedCosts
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
@@ -26,11 +27,12 @@ NOUN_BY_NAME: dict[str, type[Noun]] = {
     "timeline": Timeline,
     "costset": CostSet,
     "learned": LearnedCosts,
+    "diagnosis": Diagnosis,
     "figures": Figures,
     "staleness": Staleness,
 }
-"""What has a schema; `figures` is what `search --json` and `show --json` print, `staleness` what
-`staleness --json` does."""
+"""What has a schema; `diagnosis` is what `doctor` writes, `figures` is what `search --json` and
+`show --json` print, `staleness` what `staleness --json` does."""
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

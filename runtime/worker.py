@@ -117,12 +117,9 @@ class Worker:
     def _connect(self, store: Store, device: torch.device) -> None:
         if device.type == "cpu":
             require_handles(self.num_ranks)
-        backend = "gloo"
-        if device.type != "cpu":
-            backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
         with shut_doors():
             dist.init_process_group(
-                backend,
+                name_backend(device),
                 store=store,
                 rank=self.rank,
                 world_size=self.num_ranks,
@@ -179,6 +176,13 @@ class Worker:
             if failure.kind == "cut" and "TORCHELASTIC_RUN_ID" in os.environ:
                 end_agent(os.getppid())
         end_process(failure.exit_code or 1)
+
+
+def name_backend(device: torch.device) -> str:
+    """gloo for tensors of the host, and what torch has for the kind of device."""
+    if device.type == "cpu":
+        return "gloo"
+    return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
 
 
 def require_handles(num_ranks: int) -> None:

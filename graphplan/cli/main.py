@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "export": "Write a plan for another runtime.",
     "run": "Train a model under a plan, on this machine or under torchrun.",
     "compare-run": "Predicted against measured, by stage and task kind.",
+    "doctor": "Whether this machine can run plans: devices, links, a training run.",
     "staleness": "Weight versions, delays and stable learning rates of a plan.",
     "cache": "Look at what is kept for the next command, or clear it.",
     "schema": "Print the JSON Schema of every file.",
