@@ -25,6 +25,10 @@ class RunOptions(Noun, frozen=True, kw_only=True):
     seed: int = 0
     device: str | None = None
     """`cpu`, `cuda`; None takes the accelerator if there is one."""
+    tf32: bool = False
+    """Let accelerators round float32 products to TF32."""
+    deterministic: bool = False
+    """Refuse kernels whose sums come out differently each time."""
     bind_cores: bool | None = None
     """Keep every rank on a CPU to its own share of the cores; None: if `graphplan run` starts the
     ranks, as other launchers have ways of their own."""

@@ -91,6 +91,15 @@ class RunReport:
         return sorted(known, key=lambda step: self.step_s[step - first])[(len(known) - 1) // 2]
 
 
+def describe_numerics() -> dict[str, str | bool]:
+    """How exact this process computes, whoever has set it so."""
+    return {
+        "float32_products": torch.get_float32_matmul_precision(),
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
 def measure_peak(device: torch.device) -> int:
     """The most memory that this rank used: of the device, or of the process on a CPU."""
     if device.type != "cpu":
@@ -157,6 +166,7 @@ def collect_reports(
         "makespan_s": makespan_s,
         "predicted_step_s": pipeline.plan.prediction.step_s,
         "drain_s": report.drain_s,
+        "numerics": describe_numerics(),
     }
     if options.timeline:
         facts["timeline"] = options.timeline

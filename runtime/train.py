@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 
 import torch
@@ -15,6 +16,7 @@ from graphplan_runtime.agreement import require_agreement
 from graphplan_runtime.batches import Batches
 from graphplan_runtime.faults.board import Board
 from graphplan_runtime.faults.status import Phase, Status
+from graphplan_runtime.hosts import compare_seats, find_seat, gather_seats
 from graphplan_runtime.options import RunOptions
 from graphplan_runtime.pipeline import Pipeline
 from graphplan_runtime.report import Reporter, RunReport, collect_reports, measure_peak
@@ -29,6 +31,11 @@ def train_plan(
 ) -> None:
     """Train on this rank; rank 0 reports."""
     reporter = Reporter(options)
+    set_numerics(options)
+    rank = torch.distributed.get_rank()
+    seats = gather_seats(board, find_seat(device), rank=rank, num_ranks=len(plan.program))
+    for word in compare_seats(plan.cluster, seats):
+        reporter.warn(word)
     status.enter(Phase.BUILDING)
     assert options.model is not None
     model_file = load_model_file(options.model, settings=options.settings)
@@ -57,6 +64,16 @@ def train_plan(
             compare_reference(reports, pipeline, model_file, options)
     finally:  # The run has ended well, whatever happens to the comparison.
         reporter.finish(reports, rank=pipeline.rank)
+
+
+def set_numerics(options: RunOptions) -> None:
+    """What was asked for; else torch's defaults and the model file's own settings hold."""
+    if options.tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it.
+        torch.use_deterministic_algorithms(True)
 
 
 def list_facts(plan: Plan, options: RunOptions, captured: Captured) -> dict[str, str]:

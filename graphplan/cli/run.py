@@ -30,6 +30,12 @@ from graphplan.cli.options import parse_settings
     "--device",
     help="cpu, cuda, or cuda:2 (GPUs of a host from number 2 on); the accelerator if there is one.",
 )
+@click.option("--tf32", is_flag=True, help="Let accelerators round float32 products to TF32.")
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="Refuse kernels whose sums come out differently each time.",
+)
 @click.option(
     "--bind-cores/--no-bind-cores",
     default=None,

@@ -73,6 +73,8 @@ def test_a_run_tells_and_writes_what_happened(
     facts = call_run(plan, *MODEL, *wishes)
     assert len(facts["losses"]) == len(facts["step_s"]) == 3
     assert facts["ranks"] == len(facts["peak_bytes_by_rank"]) == 2
+    assert facts["numerics"]["float32_products"] == "highest"
+    assert not facts["numerics"]["deterministic"]
     assert set(facts["versions"]) == {3}
     assert facts["reference"]["largest_loss_difference"] < 1e-5
     # The model's optimizer is Adam, which enlarges rounding errors of the smallest gradients.
