@@ -39,7 +39,7 @@ from graphplan.errors import GraphplanError
 from graphplan.frontend import trace_module
 from graphplan.nouns.cluster import Link
 from graphplan.nouns.table import Host
-from graphplan.nouns.training import Training
+from graphplan.nouns.training import BUCKET_BYTES, Training
 from graphplan.planner.options import SearchOptions
 from graphplan.planner.search import search_plan
 from graphplan_runtime.messages.buckets import sum_gradients
@@ -216,7 +216,7 @@ def _measure_sums(transport: Transport, group: Group, num_bytes: int) -> list[fl
             weight.grad = torch.ones(size)
         transport.meet()
         start = time.perf_counter()
-        sum_gradients(weights, group, transport)
+        sum_gradients(weights, group, transport, bucket_bytes=BUCKET_BYTES)
         times_s.append(time.perf_counter() - start)
     return times_s[2:]
 

@@ -181,6 +181,7 @@ class Pipeline:
             check_finite=check_finite,
             loss_scale=LossScale.for_float16() if is_half else None,
             policy=self.plan.policy,
+            bucket_bytes=self.plan.training.bucket_bytes,
         )
 
     def _make_actor(self, *, check_finite: bool) -> Rank:

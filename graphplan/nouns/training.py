@@ -15,6 +15,7 @@ STATES_PER_PARAMETER: dict[str, int] = {
     "adam": 2,
     "adamw": 2,
 }
+BUCKET_BYTES = 25_000_000
 TELLING: frozenset[str] = frozenset({"momentum", "adam", "adamw"})
 """Optimizers whose state tells the direction of their last step."""
 
@@ -30,7 +31,7 @@ class Training(Noun, frozen=True, kw_only=True):
     optimizer: OptimizerName = "adam"
     precision: Precision = "float32"
     mixed: bool = False
-    bucket_bytes: int = 25_000_000
+    bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
         if self.bucket_bytes < 1:

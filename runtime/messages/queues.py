@@ -51,6 +51,9 @@ class Queues(Protocol):
     def take(self, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a message that will arrive."""
 
+    def take_flat(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for what tasks make, from now until nobody has a view of it."""
+
     def receive(self, post: Post) -> Work:
         """Post a receive; when its `wait` returns, tasks may be queued that read the message."""
 
@@ -82,6 +85,10 @@ class HostQueues:
         self.mark = perf_counter
         self.take = self.buffers.take
         self.drop_free = self.buffers.drop_free
+
+    def take_flat(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """As messages do: the memory of the step before."""
+        return self.buffers.take((num_elements,), dtype)
 
     def receive(self, post: Post) -> Work:
         """Its `wait` returns when the message is there."""
@@ -167,6 +174,10 @@ class AcceleratorQueues:
             buffer = self.accelerator.empty(sizes, dtype)
         self.accelerator.use(buffer, self.accelerator.compute_queue())
         return buffer
+
+    def take_flat(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """From torch's allocator, on the queue of the tasks."""
+        return self.accelerator.empty((num_elements,), dtype)
 
     def receive(self, post: Post) -> Work:
         """The compute queue waits for the message when the host calls `wait`."""

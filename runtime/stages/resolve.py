@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,7 @@ from graphplan_runtime.stages.executor import Action, Actions, Made, StepState, 
 from graphplan_runtime.stages.finite import Check, make_check
 from graphplan_runtime.stages.randomness import derive_seed
 from graphplan_runtime.stages.stage import StageRunner
+from graphplan_runtime.updates.reducers import Reducer
 from graphplan_runtime.updates.shares import share_update
 
 SENDS_KEPT = 8
@@ -37,6 +38,10 @@ HandOver = Callable[[StepState, Made], None]
 
 class Closing(Protocol):
     """What happens to the gradients of a stage."""
+
+    @property
+    def reducers(self) -> Mapping[int, Reducer]:
+        """What wants to know of them while they arise, by stage."""
 
     def reduce(self, stage: int) -> None: ...
 
@@ -88,6 +93,8 @@ class _Resolver:
         self.numbers: dict[object, int] = {}
         """Of mailboxes and lanes."""
         line = routes.program.instructions_by_device[routes.device]
+        self.last_contributions = set(_find_last(line, rank.policy))
+        """Tasks with which the gradients of an update are complete."""
         self.last_send = {
             _made_by(each): each
             for each in line
@@ -101,12 +108,31 @@ class _Resolver:
         if instruction.kind in ("R", "U"):
             return self._close(instruction)
         if not self._rows(instruction):
-            return None
+            return self._contribute(instruction, None)
         if instruction.kind == "F":
             return self._forward(instruction)
-        if instruction.kind == "W":
-            return self._weights(instruction)
-        return self._backward(instruction)
+        run = self._weights if instruction.kind == "W" else self._backward
+        return self._contribute(instruction, run(instruction))
+
+    def _contribute(self, task: Task, run: Action | None) -> Action | None:
+        """A task that may add to gradients which are reduced while they arise.
+
+        It has its part in that, too, when it has no rows: the other replicas count on it.
+        """
+        reducer = self.rank.closing.reducers.get(task.stage)
+        if reducer is None or task.kind not in ("B", "W"):
+            return run
+        is_last = task in self.last_contributions
+        if run is None and not is_last:
+            return None
+
+        def contribute(state: StepState) -> None:
+            reducer.begin(is_last=is_last)
+            if run is not None:
+                run(state)
+            reducer.end()
+
+        return contribute
 
     def _number(self, thing: object) -> int:
         return self.numbers.setdefault(thing, len(self.numbers))
@@ -386,6 +412,16 @@ class _Resolver:
             if self.rank.check_finite
             else None
         )
+
+
+def _find_last(line: Sequence[Instruction], policy: WeightPolicy) -> Iterable[Task]:
+    """By stage and update, the last task of a line that adds to its gradients."""
+    found: dict[tuple[int, int], Task] = {}
+    for task in line:
+        if isinstance(task, Task) and task.kind in ("B", "W"):
+            update = 0 if policy.is_synchronous else task.micro_batch // policy.accumulate
+            found[task.stage, update] = task
+    return found.values()
 
 
 def _made_by(transfer: Transfer) -> Mailbox:

@@ -32,10 +32,14 @@ class Naive(StreamVersions):
 
     def __init__(self, weights: Tensors, policy: WeightPolicy, stage: int) -> None:
         super().__init__(weights, policy, stage)
-        self._leaves = self.make_leaves(self.trainable)
+        self._leaves: list[torch.Tensor] = []
 
     def forward_weights(self, micro_batch: int) -> Tensors:
+        self._leaves = self._leaves or self.make_leaves(self.trainable)
         return self._leaves
+
+    def adopt(self, micro_batch: int, stamp: int) -> None:
+        self.forward_weights(micro_batch)
 
     def backward_weights(self, micro_batch: int) -> Tensors:
         return self._leaves

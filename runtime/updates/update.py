@@ -22,13 +22,16 @@ from typing import Any
 
 import torch
 
+from graphplan.nouns.buckets import order_gradients
 from graphplan.nouns.policy import WeightPolicy
+from graphplan.nouns.training import BUCKET_BYTES
 from graphplan_runtime.faults.failures import LostPeer, NotFinite
 from graphplan_runtime.messages.buckets import average_tensors, start_sums, sum_gradients
 from graphplan_runtime.messages.transport import Group, Transport
 from graphplan_runtime.updates.finite import FINITE_REMEDY, is_finite
 from graphplan_runtime.updates.holdings import Holdings
 from graphplan_runtime.updates.pending import Pending
+from graphplan_runtime.updates.reducers import Reducer
 from graphplan_runtime.updates.scaling import LossScale
 from graphplan_runtime.updates.weights import WeightVersions
 
@@ -55,11 +58,13 @@ class Updater:
         check_finite: bool = False,
         loss_scale: LossScale | None = None,
         policy: WeightPolicy | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.holdings = holdings
         self.transport = transport
         self.versions_by_stage = versions_by_stage
         self.policy = policy or WeightPolicy()
+        self.bucket_bytes = bucket_bytes
         self.clip_norm = clip_norm
         self.check_finite = check_finite
         self.loss_scale = loss_scale or LossScale()
@@ -84,17 +89,32 @@ class Updater:
         """Updates that a stage of this device has issued and that are not applied yet."""
         self.num_issued = Counter[int]()
         self._updating = [s for s in versions_by_stage if s in holdings.updating_stages]
+        self.reducers = {s: self._make_reducer(s) for s in self._find_replicated()}
+        """By stage, where replicas share their gradients."""
 
     @property
     def num_talks(self) -> int:
         """How often stages talk about an update of an asynchronous policy."""
         return 0 if self.policy.is_synchronous else self.waits + bool(self.holdings.tied)
 
+    def _find_replicated(self) -> list[int]:
+        stages = self.holdings.stages.stages
+        trained = (s for s in self.versions_by_stage if s in self.parameters)
+        return [s for s in trained if len(stages[s].devices) > 1 and self.policy.name != "local"]
+
+    def _make_reducer(self, stage: int) -> Reducer:
+        named, whole = self.parameters[stage], self.holdings.stages.stages[stage]
+        order = [n for n in order_gradients(self.holdings.graph, whole.ops) if n in named]
+        parameters = [named[name] for name in order]
+        group = tuple(sorted(whole.devices))
+        made = Reducer(parameters, group, self.transport, bucket_bytes=self.bucket_bytes)
+        self.versions_by_stage[stage].listen(made.arrive, parameters)
+        return made
+
     def reduce(self, stage: int) -> None:
         """Task R; a stage on one device has one for its tied weights, which wait for the end."""
-        group = tuple(sorted(self.holdings.stages.stages[stage].devices))
-        if len(group) > 1 and self.policy.name != "local":
-            sum_gradients(list(self.parameters.get(stage, {}).values()), group, self.transport)
+        if stage in self.reducers:
+            self.reducers[stage].join()
 
     def update(self, stage: int) -> None:
         """Task U."""
@@ -220,7 +240,8 @@ class Updater:
             if len(group) > 1 and self.optimizers:
                 copies = [pending.gradients[each].clone() for each in parameters]
                 pending.sums.update(zip(parameters, copies, strict=True))
-                finishes.append(start_sums(copies, group, self.transport))
+                sums = start_sums(copies, group, self.transport, bucket_bytes=self.bucket_bytes)
+                finishes.append(sums)
 
         def finish() -> None:
             for each in finishes:
@@ -313,7 +334,7 @@ class Updater:
                 by_group.setdefault(self.holdings.devices_of(name), []).append(named[name])
         for group, parameters in sorted(by_group.items()):
             if len(group) > 1:
-                average_tensors(parameters, group, self.transport)
+                average_tensors(parameters, group, self.transport, bucket_bytes=self.bucket_bytes)
 
     def _group_tied(self) -> list[tuple[Group, list[torch.nn.Parameter]]]:
         """Tied weights by the devices that hold them."""
@@ -329,7 +350,7 @@ class Updater:
     def _reduce_tied(self) -> None:
         for group, parameters in self._group_tied():
             if len(group) > 1:
-                sum_gradients(parameters, group, self.transport)
+                sum_gradients(parameters, group, self.transport, bucket_bytes=self.bucket_bytes)
 
     def _agree(self) -> bool:
         """Unscale and clip over all stages; whether all gradients may be used.

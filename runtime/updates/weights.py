@@ -15,7 +15,10 @@ are asserted: whatever the timing, an order that breaks them is a bug.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -65,6 +68,17 @@ class WeightVersions:
     def collect(self, micro_batch: int) -> None:
         """Move the gradients of a micro-batch to the `.grad` of the parameters."""
 
+    def listen(self, arrive: Callable[[torch.Tensor], None], weights: Collection[Any]) -> None:
+        """Let `arrive` know when a backward has added all it has to the gradient of a weight."""
+        told = weakref.WeakMethod(arrive)
+
+        def notice(weight: torch.Tensor) -> None:
+            if (arrived := told()) is not None:  # The weights may be used longer than the pipeline.
+                arrived(weight)
+
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(notice)
+
     def prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The optimizers are about to change the parameters."""
 
@@ -99,6 +113,9 @@ class StreamVersions(WeightVersions):
         super().__init__(weights, policy, stage)
         self.warmup = policy.warmups[stage]
         self.accumulate = policy.accumulate
+        self._arrive: Callable[[torch.Tensor], None] | None = None
+        self._awaited: Collection[torch.Tensor] = ()
+        """Weights of whose gradients somebody wants to know at once."""
         self.is_deferred = False
         """Whether updates are applied when they are first used, and not as soon as they can be."""
 
@@ -150,20 +167,30 @@ class StreamVersions(WeightVersions):
         the backward runs is the policy's to say.
         """
         given = iter(tensors)
-        return [
+        leaves = [
             next(given).data.requires_grad_() if each.requires_grad else each
             for each in self.weights
         ]
+        for leaf, weight in zip(leaves, self.weights, strict=True):
+            if weight in self._awaited:
+                notice = partial(self._notice, weight)
+                leaf.register_post_accumulate_grad_hook(notice)  # type: ignore[no-untyped-call]
+        return leaves
+
+    def listen(self, arrive: Callable[[torch.Tensor], None], weights: Collection[Any]) -> None:
+        """The gradients of leaves move to the weights as soon as they are there."""
+        self._arrive, self._awaited = arrive, frozenset(weights)
+
+    def _notice(self, weight: torch.Tensor, leaf: torch.Tensor) -> None:
+        assert self._arrive is not None
+        _move_gradient(leaf, weight)
+        self._arrive(weight)
 
     def gather(self, leaves: Tensors) -> None:
         """Add the gradients of leaves to those of the parameters."""
         for leaf, weight in zip(leaves, self.weights, strict=True):
-            if leaf is not weight and leaf.grad is not None:
-                if weight.grad is None:
-                    weight.grad = leaf.grad
-                else:
-                    weight.grad += leaf.grad
-                leaf.grad = None
+            if leaf is not weight:
+                _move_gradient(leaf, weight)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -194,3 +221,13 @@ class StreamVersions(WeightVersions):
             )
             for number, by_place in sorted(found.items())
         }
+
+
+def _move_gradient(leaf: torch.Tensor, weight: torch.Tensor) -> None:
+    if leaf.grad is None:
+        return
+    if weight.grad is None:
+        weight.grad = leaf.grad
+    else:
+        weight.grad += leaf.grad
+    leaf.grad = None
