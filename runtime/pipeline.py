@@ -182,6 +182,7 @@ class Pipeline:
             loss_scale=LossScale.for_float16() if is_half else None,
             policy=self.plan.policy,
             bucket_bytes=self.plan.training.bucket_bytes,
+            status=self.status,
         )
 
     def _make_actor(self, *, check_finite: bool) -> Rank:

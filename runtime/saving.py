@@ -17,6 +17,7 @@ from graphplan_runtime.checkpoints.shelf import Found, find_older, require_check
 from graphplan_runtime.checkpoints.snapshot import (
     check_resume,
     describe_scheduler,
+    gather_shared,
     list_groups,
     list_state_names,
     list_tensors,
@@ -55,6 +56,8 @@ def save_pipeline(pipeline: Pipeline, folder: Path, *, keep_last: int) -> Path:
         flight=describe_flight(pipeline),
     )
     tensors = list_tensors(pipeline.weights, pipeline.updater, rank=pipeline.rank)
+    with pipeline.status.waiting():
+        tensors |= gather_shared(pipeline.updater, pipeline.transport)
     tensors |= store_flight(pipeline)
     # Not before: ranks may wait for messages that others send only when they settle.
     return pipeline.prepare_save(folder).write(

@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.sha256"
 OPTIMIZER = "optimizer"
 """Prefix of the names of the optimizer's tensors; module paths have no slash."""
-Option = bool | int | float | str | None | tuple[float, ...]
+Option = bool | int | float | str | None | tuple[float | None, ...]
 _WHOLE = "Resume from a checkpoint that graphplan wrote."
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from graphplan.errors import InvalidOption
 from graphplan_runtime.checkpoints.checkpoint import OPTIMIZER, GroupOptions, Manifest, Option
+from graphplan_runtime.messages.transport import Transport
+from graphplan_runtime.updates.shards import Shards
+from graphplan_runtime.updates.sharing import KERNELS
 from graphplan_runtime.updates.update import Updater
 
 _SCALARS = (bool, int, float, str)
-_KERNELS = ("foreach", "fused", "capturable", "differentiable")
-"""Options of how an optimizer computes, not of what: those of this run stay."""
 
 
 def name_state(parameter: str, key: str) -> str:
@@ -24,14 +26,59 @@ def name_state(parameter: str, key: str) -> str:
 def list_tensors(
     weights: Mapping[str, torch.Tensor], updater: Updater, *, rank: int
 ) -> dict[str, torch.Tensor]:
-    """The weights for which this rank answers, and the optimizer's tensors for them."""
-    owner_of = updater.holdings.owner_of
-    found = {name: tensor for name, tensor in weights.items() if owner_of(name) == rank}
+    """The weights for which this rank answers, and the optimizer's tensors for them.
+
+    Of what replicas share, these are the pieces; gather_shared has the whole.
+    """
+    saver_of = updater.saver_of
+    found = {name: tensor for name, tensor in weights.items() if saver_of(name) == rank}
     for optimizer, name, parameter in _list_parameters(updater):
-        if owner_of(name) == rank:
+        if saver_of(name) == rank:
             for key, value in optimizer.state.get(parameter, {}).items():
                 found[name_state(name, key)] = torch.as_tensor(value)
     return found
+
+
+def gather_shared(updater: Updater, transport: Transport) -> dict[str, torch.Tensor]:
+    """Whole tensors for which this rank answers, of what replicas share; all must call it."""
+    found: dict[str, torch.Tensor] = {}
+    for stage in updater.holdings.sharing_stages:
+        shards = updater.shards.get(stage)
+        if shards is not None and not shards.keeps_weights:
+            values = {name: each.detach() for name, each in shards.own.items()}
+            found |= _keep_own(shards.assemble(values), shards)
+        for key, dtype in _agree_keys(updater, stage, transport).items():
+            if shards is not None and shards.by_slices:
+                state = updater.optimizers[stage].state
+                values = {n: state[p][key] for n, p in shards.own.items() if key in state[p]}
+                whole = shards.assemble(values, getattr(torch, dtype))
+                kept = _keep_own(((n, each) for n, each in whole if n in values), shards)
+                found |= {name_state(name, key): each for name, each in kept.items()}
+    return found
+
+
+def _keep_own(
+    tensors: Iterable[tuple[str, torch.Tensor]], shards: Shards
+) -> dict[str, torch.Tensor]:
+    """On the host, those that this rank saves."""
+    rank = shards.transport.rank
+    return {n: each.cpu().clone() for n, each in tensors if shards.saver_of(n) == rank}
+
+
+def _agree_keys(updater: Updater, stage: int, transport: Transport) -> dict[str, str]:
+    """The dtypes of an optimizer's tensors that are shaped as weights; a rank may have none."""
+    own: dict[str, str] = {}
+    if stage in updater.shards:
+        state = updater.optimizers[stage].state
+        for piece in updater.shards[stage].own.values():
+            for key, value in state.get(piece, {}).items():
+                if isinstance(value, torch.Tensor) and value.shape == piece.shape and piece.dim():
+                    own[key] = str(value.dtype).removeprefix("torch.")
+    told: dict[str, str] = {}
+    for device in updater.holdings.stages.stages[stage].devices:
+        text = transport.spread_text(msgspec.json.encode(own).decode(), source=device)
+        told |= msgspec.json.decode(text, type=dict[str, str])
+    return dict(sorted(told.items()))
 
 
 def list_groups(updater: Updater, *, rank: int) -> tuple[GroupOptions, ...]:
@@ -41,7 +88,7 @@ def list_groups(updater: Updater, *, rank: int) -> tuple[GroupOptions, ...]:
     for optimizer in updater.optimizers.values():
         for group in optimizer.param_groups:
             own = [names[id(parameter)] for parameter in group["params"]]
-            own = [name for name in own if updater.holdings.owner_of(name) == rank]
+            own = [name for name in own if updater.saver_of(name) == rank]
             if own:
                 found.append(
                     GroupOptions(
@@ -63,7 +110,7 @@ def _plain_options(group: Mapping[str, Any]) -> dict[str, Option]:
         elif value is None or isinstance(value, _SCALARS):
             found[key] = value
         elif isinstance(value, (tuple, list)):
-            found[key] = tuple(float(each) for each in value)
+            found[key] = tuple(None if each is None else float(each) for each in value)
     return found
 
 
@@ -155,9 +202,11 @@ def _restore_states(
         for each in group["params"]
     }
     for optimizer, name, parameter in _list_parameters(updater):
-        state = {}
+        state, piece = {}, updater.find_piece(name)
         for key in keys_by_parameter.get(name, ()):
             tensor = tensors[name_state(name, key)]
+            if piece is not None and tensor.dim() and tensor.shape == piece.weight.shape:
+                tensor = piece.take_from(tensor).clone()
             # Optimizers keep their step count on the host, unless a kernel counts.
             on_host = tensor.dim() == 0 and id(parameter) not in fused
             state[key] = tensor if on_host else tensor.to(parameter.device)
@@ -197,7 +246,7 @@ def _probe_state(
     if not f"{kind.__module__}.".startswith("torch.optim."):
         return None
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    options = {k: v for k, v in group.items() if k not in ("params", "initial_lr", *_KERNELS)}
+    options = {k: v for k, v in group.items() if k not in ("params", "initial_lr", *KERNELS)}
     probe = torch.nn.Parameter(torch.zeros(_probe(parameter), dtype=parameter.dtype))
     probe.grad = torch.zeros_like(probe)
     try:
@@ -243,7 +292,7 @@ def _adopt_options(
 ) -> Iterator[str]:
     """Take the checkpoint's options, which a schedule may have changed; what differs."""
     for key, own in list(group.items()):
-        if key == "params" or key in _KERNELS or key not in saved:
+        if key == "params" or key in KERNELS or key not in saved:
             continue
         value = adopt_value(own, saved[key])
         if bool(value != own) and key not in unsaid:

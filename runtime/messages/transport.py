@@ -16,8 +16,10 @@ Figures for the host (losses, norms, flags) always travel on gloo.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -92,6 +94,40 @@ class Transport:
         """Post the sum of a tensor over a group, in place."""
         return self._by_group[group].allreduce([tensor])
 
+    def sum_parts(self, group: Group, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        """Post sums of the ranges of a flat tensor, each at one member only, in place.
+
+        What the other ranges hold afterwards has no meaning.
+        """
+        pg, own = self._by_group[group], group.index(self.rank)
+        if not self.has_tags and _are_equal(bounds):
+            part = flat[bounds[own] : bounds[own + 1]]
+            return pg._reduce_scatter_base(part, flat, dist.ReduceScatterOptions())
+
+        def post(root: int, part: torch.Tensor) -> Work:
+            options = dist.ReduceOptions()
+            options.rootRank = root
+            return pg.reduce([part], options)
+
+        return _post_parts(post, flat, bounds)
+
+    def gather_parts(self, group: Group, flat: torch.Tensor, bounds: Sequence[int]) -> Work:
+        """Post the exchange of ranges, of which every member has its own, in place.
+
+        gloo's own call for ranges takes longer than a broadcast of each, as that for their sums
+        does, and wants them to be of one size.
+        """
+        pg, own = self._by_group[group], group.index(self.rank)
+        if not self.has_tags and _are_equal(bounds):
+            return pg._allgather_base(flat, flat[bounds[own] : bounds[own + 1]])
+
+        def post(root: int, part: torch.Tensor) -> Work:
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            return pg.broadcast([part], options)
+
+        return _post_parts(post, flat, bounds)
+
     def copy_from_first(self, group: Group, tensor: torch.Tensor) -> None:
         """Give every member of a group the first one's tensor."""
         dist.broadcast(tensor, src=group[0], group=self._by_group[group])
@@ -133,6 +169,30 @@ class Transport:
         tensor = torch.tensor([figure or 0.0], dtype=torch.float64)
         dist.broadcast(tensor, src=source)
         return float(tensor)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Works:
+    """Several as one."""
+
+    works: Sequence[Work]
+
+    def wait(self) -> None:
+        """For all of them."""
+        for each in self.works:
+            each.wait()
+
+
+def _post_parts(
+    post: Callable[[int, torch.Tensor], Work], flat: torch.Tensor, bounds: Sequence[int]
+) -> _Works:
+    """One work for every range that is not empty."""
+    ranges = [(root, flat[a:b]) for root, (a, b) in enumerate(pairwise(bounds)) if a < b]
+    return _Works([post(root, part) for root, part in ranges])
+
+
+def _are_equal(bounds: Sequence[int]) -> bool:
+    return len({b - a for a, b in pairwise(bounds)}) == 1
 
 
 def _as_group(group: object) -> dist.ProcessGroup:

@@ -48,10 +48,11 @@ def check_model(plan: Plan, captured: Captured) -> None:
 def _refuse_unknown(plan: Plan) -> None:
     """Refuse what a plan may say and this runtime does not do yet."""
     for s, stage in enumerate(plan.stages.stages):
-        if stage.zero:
+        if stage.zero == 3:
             raise InvalidOption(
-                f"Stage {s} shards its states (zero {stage.zero}), which this runtime cannot yet.",
-                remedy="Search again for zero 0.",
+                f"Stage {s} shares its weights among replicas (zero 3), which this runtime cannot"
+                " yet.",
+                remedy="Search again with --zero 0, 1 or 2.",
             )
         if stage.recompute and stage.recompute != stage.ops:
             raise InvalidOption(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -22,11 +22,12 @@ from graphplan_runtime.messages.plain import make_plain
 from graphplan_runtime.messages.rows import BatchAxis
 from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.stages.executor import Action, Actions, Made, StepState, finish_send
+from graphplan_runtime.stages.feeding import cut_input
 from graphplan_runtime.stages.finite import Check, make_check
 from graphplan_runtime.stages.randomness import derive_seed
 from graphplan_runtime.stages.stage import StageRunner
 from graphplan_runtime.updates.reducers import Reducer
-from graphplan_runtime.updates.shares import share_update
+from graphplan_runtime.updates.shares import list_last, share_update
 
 SENDS_KEPT = 8
 """Sends of one kind to one stage that may be under way before the next one waits for the first."""
@@ -73,8 +74,7 @@ def resolve_program(
     `dtypes` are those of the values on the wire, `axes` the batch dimensions of the model inputs.
     """
     resolver = _Resolver(rank, routes, dtypes, axes)
-    line = routes.program.instructions_by_device[routes.device]
-    found = ((position, resolver.resolve(each)) for position, each in enumerate(line))
+    found = ((position, resolver.resolve(each)) for position, each in enumerate(resolver.line))
     return tuple((position, action) for position, action in found if action is not None)
 
 
@@ -92,8 +92,8 @@ class _Resolver:
         self.axes = axes
         self.numbers: dict[object, int] = {}
         """Of mailboxes and lanes."""
-        line = routes.program.instructions_by_device[routes.device]
-        self.last_contributions = set(_find_last(line, rank.policy))
+        self.line = line = routes.program.instructions_by_device[routes.device]
+        self.last_contributions = set(list_last(line, rank.policy))
         """Tasks with which the gradients of an update are complete."""
         self.last_send = {
             _made_by(each): each
@@ -123,7 +123,7 @@ class _Resolver:
         if reducer is None or task.kind not in ("B", "W"):
             return run
         is_last = task in self.last_contributions
-        if run is None and not is_last:
+        if run is None and not reducer.contributes(is_last=is_last):
             return None
 
         def contribute(state: StepState) -> None:
@@ -326,8 +326,9 @@ class _Resolver:
         box, waits = self._number(mailbox), bool(self._slots(mailbox))
         numbers = self.rank.status.numbers
         given = self.rank.runners[task.stage].module.inputs
+        replica = self._replica(task.stage)
         fed = [
-            (place, self._cut_input(task, each.name))
+            (place, cut_input(self.routes.split, task, replica, each.name, self.axes[each.name]))
             for place, each in enumerate(given)
             if each.source is None
         ]
@@ -343,26 +344,6 @@ class _Resolver:
             return found
 
         return gather
-
-    def _cut_input(self, task: Task, name: str) -> Callable[[StepState], torch.Tensor]:
-        """A model input's rows for a task; the input is split once for all tasks of the stage."""
-        axis = self.axes[name]
-        if axis is None:
-            return lambda state: state.inputs[name]
-        split, stage = self.routes.split, task.stage
-        pieces = [p for m in range(split.counts[stage]) for p in split.pieces(stage, m)]
-        sizes = [len(piece.rows) * axis.scale for piece in pieces]
-        num_replicas = len(split.stages.stages[stage].devices)
-        index = task.micro_batch * num_replicas + self._replica(stage)
-        key, dim = (name, stage), axis.dim
-
-        def cut(state: StepState) -> torch.Tensor:
-            parts = state.parts.get(key)
-            if parts is None:
-                parts = state.parts[key] = torch.split(state.inputs[name], sizes, dim)
-            return parts[index]
-
-        return cut
 
     def _gather_gradients(self, task: Task) -> GatherGradients:
         """For every output the sum of its readers' gradients; for the loss its share."""
@@ -412,16 +393,6 @@ class _Resolver:
             if self.rank.check_finite
             else None
         )
-
-
-def _find_last(line: Sequence[Instruction], policy: WeightPolicy) -> Iterable[Task]:
-    """By stage and update, the last task of a line that adds to its gradients."""
-    found: dict[tuple[int, int], Task] = {}
-    for task in line:
-        if isinstance(task, Task) and task.kind in ("B", "W"):
-            update = 0 if policy.is_synchronous else task.micro_batch // policy.accumulate
-            found[task.stage, update] = task
-    return found.values()
 
 
 def _made_by(transfer: Transfer) -> Mailbox:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import TypeVar
 
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.stages import StageGraph
 from graphplan_runtime.messages.transport import Group
+
+T = TypeVar("T")
+TIED = -1
+"""In place of a stage: the weights that several stages hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,17 @@ class Holdings:
         """Trained weights that several stages hold."""
         return frozenset(n for n in self.trained if len(self.stages_by_weight[n]) > 1)
 
+    def sort_trained(
+        self, named_by_stage: Mapping[int, Mapping[str, T]]
+    ) -> dict[int, dict[str, T]]:
+        """Those that get a gradient, by the stage that updates them."""
+        found: dict[int, dict[str, T]] = {}
+        for stage, named in named_by_stage.items():
+            for name, each in named.items():
+                if name in self.trained:
+                    found.setdefault(TIED if name in self.tied else stage, {})[name] = each
+        return found
+
     def devices_of(self, weight: str) -> Group:
         """All devices that hold a weight, replicas included."""
         stages = self.stages_by_weight[weight]
@@ -60,6 +76,11 @@ class Holdings:
         flowing = {op.name for op in self.graph.ops if op.needs_backward}
         stages = enumerate(self.stages.stages)
         return tuple(s for s, stage in stages if not flowing.isdisjoint(stage.ops))
+
+    @cached_property
+    def sharing_stages(self) -> tuple[int, ...]:
+        """Stages whose replicas share their state."""
+        return tuple(s for s in self.updating_stages if self.stages.stages[s].zero)
 
     @cached_property
     def updating(self) -> Group:

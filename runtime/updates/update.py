@@ -22,24 +22,23 @@ from typing import Any
 
 import torch
 
-from graphplan.nouns.buckets import order_gradients
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.training import BUCKET_BYTES
-from graphplan_runtime.faults.failures import LostPeer, NotFinite
+from graphplan_runtime.faults.status import Status
 from graphplan_runtime.messages.buckets import average_tensors, start_sums, sum_gradients
 from graphplan_runtime.messages.transport import Group, Transport
-from graphplan_runtime.updates.finite import FINITE_REMEDY, is_finite
-from graphplan_runtime.updates.holdings import Holdings
+from graphplan_runtime.updates.buckets import Piece
+from graphplan_runtime.updates.holdings import TIED, Holdings
+from graphplan_runtime.updates.norms import Norms
 from graphplan_runtime.updates.pending import Pending
 from graphplan_runtime.updates.reducers import Reducer
+from graphplan_runtime.updates.replicated import Replicated
 from graphplan_runtime.updates.scaling import LossScale
+from graphplan_runtime.updates.shards import Shards
 from graphplan_runtime.updates.weights import WeightVersions
 
 Optimizers = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 Schedulers = Callable[[torch.optim.Optimizer], Any]
-Gradients = Mapping[torch.nn.Parameter, torch.Tensor]
-TIED = -1
-"""In place of a stage: the weights that several stages hold."""
 
 
 class Updater:
@@ -59,29 +58,31 @@ class Updater:
         loss_scale: LossScale | None = None,
         policy: WeightPolicy | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        status: Status | None = None,
     ) -> None:
         self.holdings = holdings
         self.transport = transport
         self.versions_by_stage = versions_by_stage
         self.policy = policy or WeightPolicy()
         self.bucket_bytes = bucket_bytes
-        self.clip_norm = clip_norm
         self.check_finite = check_finite
         self.loss_scale = loss_scale or LossScale()
-        self.parameters: dict[int, dict[str, torch.nn.Parameter]] = {}
-        for stage, named in parameters_by_stage.items():
-            for name, parameter in named.items():
-                if name in holdings.trained:
-                    owner = TIED if name in holdings.tied else stage
-                    self.parameters.setdefault(owner, {})[name] = parameter
-        self.optimizers = {
-            stage: optimizer(list(named.values()))
-            for stage, named in self.parameters.items()
-            if optimizer is not None
-        }
-        self.schedulers = {
-            stage: scheduler(each) for stage, each in self.optimizers.items() if scheduler
-        }
+        self.parameters = holdings.sort_trained(parameters_by_stage)
+        owned = {o: [*named.values()] for o, named in self.parameters.items()}
+        self.optimizers = {o: optimizer(each) for o, each in owned.items() if optimizer}
+        self.reducers: dict[int, Reducer] = {}
+        """By stage, where replicas reduce their gradients."""
+        self.shards: dict[int, Shards] = {}
+        """By stage, where replicas share its state."""
+        self._share(status or Status())
+        self.schedulers = {o: scheduler(each) for o, each in self.optimizers.items() if scheduler}
+        self.norms = Norms(
+            parameters=self.parameters,
+            answers_for=self._answers_for,
+            clip_norm=clip_norm,
+            check_finite=check_finite,
+            loss_scale=self.loss_scale,
+        )
         self.waits = clip_norm is not None or self.loss_scale.dynamic
         # Where batches end by themselves no stage need be updated before all gradients are known.
         self.waits |= check_finite and self.policy.is_synchronous
@@ -89,27 +90,31 @@ class Updater:
         """Updates that a stage of this device has issued and that are not applied yet."""
         self.num_issued = Counter[int]()
         self._updating = [s for s in versions_by_stage if s in holdings.updating_stages]
-        self.reducers = {s: self._make_reducer(s) for s in self._find_replicated()}
-        """By stage, where replicas share their gradients."""
 
     @property
     def num_talks(self) -> int:
         """How often stages talk about an update of an asynchronous policy."""
         return 0 if self.policy.is_synchronous else self.waits + bool(self.holdings.tied)
 
-    def _find_replicated(self) -> list[int]:
-        stages = self.holdings.stages.stages
-        trained = (s for s in self.versions_by_stage if s in self.parameters)
-        return [s for s in trained if len(stages[s].devices) > 1 and self.policy.name != "local"]
-
-    def _make_reducer(self, stage: int) -> Reducer:
-        named, whole = self.parameters[stage], self.holdings.stages.stages[stage]
-        order = [n for n in order_gradients(self.holdings.graph, whole.ops) if n in named]
-        parameters = [named[name] for name in order]
-        group = tuple(sorted(whole.devices))
-        made = Reducer(parameters, group, self.transport, bucket_bytes=self.bucket_bytes)
-        self.versions_by_stage[stage].listen(made.arrive, parameters)
-        return made
+    def _share(self, status: Status) -> None:
+        """What the replicas of every stage do together."""
+        replicated = Replicated(
+            holdings=self.holdings,
+            transport=self.transport,
+            policy=self.policy,
+            bucket_bytes=self.bucket_bytes,
+            status=status,
+        )
+        for stage in [s for s in self.versions_by_stage if s in self.parameters]:
+            named = self.parameters[stage]
+            shards = replicated.make_shards(stage, named, self.optimizers.get(stage))
+            reducer = replicated.make_reducer(stage, named, shards)
+            if reducer is not None:
+                self.reducers[stage] = reducer
+                self.versions_by_stage[stage].listen(reducer.arrive, named.values())
+            if shards is not None:
+                self.shards[stage] = shards
+                self.parameters[stage] = dict(shards.own)
 
     def reduce(self, stage: int) -> None:
         """Task R; a stage on one device has one for its tied weights, which wait for the end."""
@@ -150,7 +155,7 @@ class Updater:
     def _step_owners(self, owners: Sequence[int], *, skip: bool = False) -> None:
         if self.check_finite and not skip:
             stepped = (each for owner in owners for each in self.parameters[owner].values())
-            self._require_finite({p: p.grad for p in stepped if p.grad is not None})
+            self.norms.require_finite({p: p.grad for p in stepped if p.grad is not None})
         for owner in owners:
             self._step(owner, skip=skip)
             if owner in self.schedulers:
@@ -265,7 +270,7 @@ class Updater:
         if scale != 1.0 and gradients and not pending.is_unscaled:
             torch._foreach_div_(gradients, scale)
         pending.is_unscaled = True
-        square = self._sum_squares(
+        square = self.norms.sum_squares(
             {p: pending.sums.get(p, g) for p, g in pending.gradients.items()}
         )
         finite = math.isfinite(square)
@@ -288,40 +293,12 @@ class Updater:
         """Clip by what all stages have said; whether the gradients may be used."""
         assert pending.figures is not None
         square, num_bad = pending.figures.tolist()
-        self._stop_if_bad(
+        self.norms.stop_if_bad(
             dict(zip(pending.gradients, pending.list_gradients(), strict=True)), num_bad
         )
         if self.policy.is_deferred:
             self.loss_scale.hold(pending.number + 1)
-        return self._judge(pending.list_gradients(), square, is_finite=num_bad == 0)
-
-    def _judge(self, gradients: Sequence[torch.Tensor], square: float, *, is_finite: bool) -> bool:
-        """Clip, and learn for the loss scale; whether the gradients may be used."""
-        scaled = self.loss_scale.dynamic
-        if is_finite or not scaled:
-            self._clip(gradients, math.sqrt(square) if is_finite else math.nan)
-        self.loss_scale.adjust(finite=is_finite)
-        return is_finite or not scaled
-
-    def _stop_if_bad(self, gradients: Gradients, num_bad: float) -> None:
-        """Before an update, on all ranks; where the loss is scaled, the update is left out."""
-        if not self.check_finite or not num_bad or self.loss_scale.dynamic:
-            return
-        self._require_finite(gradients)
-        if not math.isfinite(self._sum_squares(gradients)):
-            raise NotFinite("the norm of the gradients is not finite.", remedy=FINITE_REMEDY)
-        raise LostPeer(
-            "a gradient of another rank is not finite.", remedy="Look for the cause there."
-        )
-
-    def _require_finite(self, gradients: Gradients) -> None:
-        """Refuse gradients that are not finite, before they change a weight."""
-        names = {p: n for named in self.parameters.values() for n, p in named.items()}
-        for parameter, gradient in gradients.items():
-            if not is_finite(gradient):
-                raise NotFinite(
-                    f"the gradient of {names[parameter]!r} is not finite.", remedy=FINITE_REMEDY
-                )
+        return self.norms.judge(pending.list_gradients(), square, is_finite=num_bad == 0)
 
     def _average(self) -> None:
         """After every H-th batch, the mean of the replicas' weights."""
@@ -364,41 +341,31 @@ class Updater:
         is_local = self.policy.name == "local"
         replica = self.holdings.replica_of(self.transport.rank) if is_local else 0
         squares = [0.0] * (self.holdings.num_replicas if is_local else 1)
-        square = self._sum_squares(found)
+        square = self.norms.sum_squares(found)
         finite = math.isfinite(square)
         squares[replica] = square if finite else 0.0
         *squares, num_bad = self.transport.sum_figures([*squares, float(not finite)])
-        self._stop_if_bad(found, num_bad)
-        return self._judge(gradients, squares[replica], is_finite=num_bad == 0)
+        self.norms.stop_if_bad(found, num_bad)
+        return self.norms.judge(gradients, squares[replica], is_finite=num_bad == 0)
 
     def _answers_for(self, name: str) -> bool:
         """Whether this device's gradient of a weight counts in the norm."""
         rank = self.transport.rank
         if self.policy.name == "local":
             return self.holdings.replica_group(name, rank)[0] == rank
-        return self.holdings.owner_of(name) == rank
+        return self.find_piece(name) is not None or self.holdings.owner_of(name) == rank
 
-    def _sum_squares(self, gradients: Gradients) -> float:
-        """The squares of the gradients for which this device answers."""
-        total = 0.0
-        for named in self.parameters.values():
-            own = [
-                gradients[parameter]
-                for name, parameter in named.items()
-                if parameter in gradients and self._answers_for(name)
-            ]
-            if own:
-                norms = torch.stack([norm.double() for norm in torch._foreach_norm(own)])
-                total += float(norms.square().sum())
-        return total
+    def find_piece(self, name: str) -> Piece | None:
+        """What this replica owns of a weight that replicas share."""
+        found = (shards.pieces.get(name) for shards in self.shards.values())
+        return next((piece for piece in found if piece is not None), None)
 
-    def _clip(self, gradients: Sequence[torch.Tensor], norm: float) -> None:
-        if self.clip_norm is None or not gradients:
-            return
-        # As torch.nn.utils.clip_grad_norm_, which reference runs use.
-        factor = self.clip_norm / (norm + 1e-6)
-        if not factor >= 1.0:
-            torch._foreach_mul_(list(gradients), factor)
+    def saver_of(self, name: str) -> int:
+        """The device that saves a weight and what the optimizer has for it."""
+        for shards in self.shards.values():
+            if name in shards.names.values():
+                return shards.saver_of(name)
+        return self.holdings.owner_of(name)
 
     def _apply(self, stage: int, *, skip: bool = False) -> None:
         if stage in self.optimizers:
@@ -410,6 +377,8 @@ class Updater:
         if not skip:
             self.optimizers[owner].step()
         self.optimizers[owner].zero_grad()
+        if owner in self.shards and not skip:
+            self.shards[owner].send_updates()
 
     def _list_parameters(self) -> list[torch.nn.Parameter]:
         return [each for named in self.parameters.values() for each in named.values()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from graphplan.cost.estimate import estimate_table
 from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
@@ -13,6 +15,7 @@ from graphplan.nouns.plan import Bound, Plan, PlannedModel, Prediction, Provenan
 from graphplan.nouns.policy import PolicyName, WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Schedule
+from graphplan.nouns.stages import StageGraph, ZeroLevel
 from graphplan.nouns.task import Task
 from graphplan.nouns.training import Training
 from graphplan.partition.assemble import Part, assemble_stages
@@ -92,6 +95,7 @@ def plan_by_hand(
     micro_batch_size: int | Sequence[int],
     schedule: str = "1f1b",
     recompute: Sequence[int] = (),
+    zero: Sequence[ZeroLevel] = (),
     training: Mapping[str, object] | None = None,
     policy: PolicyName = "flush",
     policy_options: Mapping[str, object] | None = None,
@@ -125,6 +129,7 @@ def plan_by_hand(
             for s in range(num_stages)
         ],
     )
+    stages = share_states(stages, zero)
     cost = CostModel(problem)
     weights, order = order_tasks(
         cost.price_stages(stages), schedule, policy, dict(policy_options or {})
@@ -157,6 +162,15 @@ def plan_by_hand(
             graphplan="0", planner="by hand", schedule=schedule, costs="estimated", seed=0
         ),
     )
+
+
+def share_states(stages: StageGraph, zero: Sequence[ZeroLevel]) -> StageGraph:
+    """The same stages with levels of sharing, () for none."""
+    shared = (
+        msgspec.structs.replace(stage, zero=level)
+        for stage, level in zip(stages.stages, zero or [0] * len(stages.stages), strict=True)
+    )
+    return msgspec.structs.replace(stages, stages=tuple(shared))
 
 
 def order_tasks(

@@ -14,6 +14,7 @@ from torch import nn
 from graphplan.frontend import Captured, trace_module
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.policy import PolicyName
+from graphplan.nouns.stages import ZeroLevel
 from graphplan_runtime import Pipeline
 from tests.processes.models import CASES, tokens
 from tests.processes.plans import assign_stages, plan_by_hand
@@ -36,6 +37,8 @@ class Setup:
     infinite_steps: Sequence[int] = ()
     """Batches with an infinite number, which makes gradients of the first stage infinite."""
     recompute: Sequence[int] = ()
+    zero: Sequence[ZeroLevel] = ()
+    """By stage; () for none."""
     stage_by_module: Mapping[str, int] | None = None
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pipeline: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -79,6 +82,7 @@ def plan_case(setup: Setup, captured: Captured) -> Plan:
         micro_batch_size=setup.micro_batch_size,
         schedule=setup.schedule,
         recompute=setup.recompute,
+        zero=setup.zero,
         training=setup.training,
         policy=setup.policy,
         policy_options=setup.policy_options,
@@ -107,6 +111,8 @@ def make_optimizer(setup: Setup, parameters: Any) -> torch.optim.Optimizer:
     """The optimizer of a case."""
     if setup.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+    if setup.optimizer == "adafactor":
+        return torch.optim.Adafactor(parameters, lr=0.01)
     if setup.optimizer == "plain":
         return torch.optim.SGD(parameters, lr=0.05)
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from graphplan_runtime.messages.queues import HostQueues
+from graphplan_runtime.updates.buckets import make_buckets
 from graphplan_runtime.updates.reducers import Reducer
 
 GROUP = (0, 1)
@@ -73,9 +74,8 @@ def make_reducer(
     """Buckets of so many layers each, the last layers first."""
     parameters = [p for layer in reversed(layers) for p in reversed(list(layer.parameters()))]
     layer_bytes = sum(p.nbytes for p in layers[0].parameters())
-    made = Reducer(
-        cast(Any, parameters), GROUP, cast(Any, transport), bucket_bytes=per_bucket * layer_bytes
-    )
+    buckets = make_buckets(parameters, per_bucket * layer_bytes)
+    made = Reducer(buckets, GROUP, cast(Any, transport))
     for each in parameters:
         each.register_post_accumulate_grad_hook(made.arrive)  # type: ignore[no-untyped-call]
     return made
@@ -128,7 +128,7 @@ def test_order_of_buckets_does_not_depend_on_gradients(
 ) -> None:
     """Whatever comes first, bucket k is posted after bucket k - 1."""
     parameters = [nn.Parameter(torch.zeros(32, 1024) + n) for n in range(3)]
-    reducer = Reducer(parameters, GROUP, cast(Any, transport), bucket_bytes=1)
+    reducer = Reducer(make_buckets(parameters, 1), GROUP, cast(Any, transport))
     reducer.begin(is_last=True)
     for place in order:
         transport.events.append(f"gradient {place}")
@@ -151,7 +151,7 @@ def test_order_of_buckets_does_not_depend_on_gradients(
 def test_what_does_not_come_is_zero(transport: NotingTransport) -> None:
     """A weight that no path of this replica reaches, and a replica that has no rows at all."""
     parameters = [nn.Parameter(torch.ones(32, 1024)) for _ in range(2)]
-    reducer = Reducer(parameters, GROUP, cast(Any, transport), bucket_bytes=1)
+    reducer = Reducer(make_buckets(parameters, 1), GROUP, cast(Any, transport))
     reducer.begin(is_last=True)
     parameters[1].grad = torch.ones(32, 1024)
     reducer.arrive(parameters[1])
@@ -204,7 +204,7 @@ def test_a_backward_outside_of_tasks_is_left_alone(transport: NotingTransport) -
 def test_a_gradient_after_its_sum_is_a_bug(transport: NotingTransport) -> None:
     """It would be lost on all replicas but one."""
     parameter = nn.Parameter(torch.ones(4))
-    reducer = Reducer([parameter], GROUP, cast(Any, transport), bucket_bytes=1)
+    reducer = Reducer(make_buckets([parameter], 1), GROUP, cast(Any, transport))
     reducer.begin(is_last=True)
     reducer.end()
     reducer.begin(is_last=False)
