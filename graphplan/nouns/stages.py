@@ -58,7 +58,7 @@ class StageEdge(Noun, frozen=True, kw_only=True):
         check_values((self.value,))
 
 
-class StageGraph(Noun, frozen=True, kw_only=True, dict=True):
+class StageGraph(Noun, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """The DAG of stages; a stage's number is its position, and edges point to higher numbers.
 
     Two stages have the same devices or no device in common.

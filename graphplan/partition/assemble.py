@@ -13,7 +13,7 @@ from graphplan.nouns.problem import Problem
 from graphplan.nouns.stages import Stage, StageEdge, StageGraph
 
 
-class Part(Noun, frozen=True, kw_only=True):
+class Part(Noun, frozen=True, kw_only=True, cache_hash=True):
     """A stage in the making: nodes of a problem, devices, micro-batch size, recomputation."""
 
     nodes: tuple[int, ...]

@@ -62,15 +62,13 @@ class Way:
     latency_s: float
     seconds_per_byte: float
     """On the busiest channel."""
-    channels: tuple[tuple[str, float], ...]
-    """Seconds for each byte of a micro-batch on every channel."""
+    channels: Ints
+    """Numbers of the channels that are used."""
+    channel_s_per_byte: Floats
+    """Seconds for each byte of a micro-batch on each of them."""
     taken: tuple[frozenset[tuple[float, float]], frozenset[tuple[float, float]]]
     """What messages take from the tasks of senders and of receivers: for every device, seconds and
     seconds for each byte; empty where messages take nothing."""
-
-    def time_message(self, num_bytes: float) -> float:
-        """Seconds until the last message has arrived."""
-        return self.latency_s + num_bytes * self.seconds_per_byte
 
     def time_ends(self, num_bytes: float) -> tuple[float, float]:
         """Seconds that the messages take from the sender and from the receiver."""
@@ -101,6 +99,7 @@ class Appraiser:
         self._has_hosts = any(link.host_s or link.host_s_per_byte for link in links)
         self._rows: dict[Part, tuple[Ints, tuple[float, ...], tuple[float, ...], bool]] = {}
         self._ways: dict[tuple[Devices, Devices], Way] = {}
+        self._channels: dict[str, int] = {}
         self._room: dict[Devices, int] = {}
 
     def appraise(self, parts: Sequence[Part]) -> Appraisal | None:
@@ -119,7 +118,7 @@ class Appraiser:
         group = numpy.array([number.setdefault(part.devices, len(number)) for part in parts])
         seconds = numpy.array([row[1] for row in rows]).T.copy()
         self._add_others(parts, seconds, edges, amounts)
-        ways = self._list_ways(parts, edges)
+        ways, crossing = self._list_ways(parts, edges), numpy.maximum(amounts, 0.0).T.ravel()
         batch = problem.training.batch_size
         step_s, period_s, busiest, worst, sources, missing = estimate_step(
             batch,
@@ -129,9 +128,10 @@ class Appraiser:
             seconds,
             numpy.array([row[2] for row in rows]).T.copy(),
             numpy.array([self.room(devices) for devices in number], dtype=float),
-            (edges, amounts[1] >= 0.0, _time_messages(ways, amounts)),
+            (edges, amounts[1] >= 0.0, _time_messages(ways, crossing)),
         )
-        step_s += batch * max(0.0, _measure_channels(parts, ways, edges, amounts) - period_s)
+        channel_s = _measure_channels(ways, crossing / size[edges.T.ravel()])
+        step_s += batch * max(0.0, channel_s - period_s)
         critical = [worst]
         while (source := int(sources[critical[-1]])) >= 0:
             critical.append(source)
@@ -212,12 +212,13 @@ class Appraiser:
             seconds[row, src] += sender_s
             seconds[row, dst] += tasks * receiver_s
 
-    def _list_ways(self, parts: Sequence[Part], edges: Ints) -> list[tuple[Way, Way]]:
-        """The ways of every edge, there and back."""
+    def _list_ways(self, parts: Sequence[Part], edges: Ints) -> list[Way]:
+        """The ways of every edge, there and back, one after the other."""
         devices = [part.devices for part in parts]
         return [
-            (self.way(devices[src], devices[dst]), self.way(devices[dst], devices[src]))
+            self.way(devices[a], devices[b])
             for src, dst in edges.T.tolist()
+            for a, b in ((src, dst), (dst, src))
         ]
 
     def _measure_way(self, src: Devices, dst: Devices) -> Way:
@@ -239,26 +240,27 @@ class Appraiser:
                 taken[1] += rows * link.host_s_per_byte
         taken_by = [frozenset((each[0], each[1]) for each in by.values()) for by in ends]
         longest = max(busy.values(), default=0.0)
-        return Way(latency_s, longest, tuple(busy.items()), (taken_by[0], taken_by[1]))
+        numbers = [self._channels.setdefault(channel, len(self._channels)) for channel in busy]
+        channels, seconds = (
+            numpy.array(numbers, dtype=numpy.int64),
+            numpy.array(list(busy.values())),
+        )
+        return Way(latency_s, longest, channels, seconds, (taken_by[0], taken_by[1]))
 
 
-def _time_messages(ways: Sequence[tuple[Way, Way]], amounts: Floats) -> Floats:
+def _time_messages(ways: Sequence[Way], num_bytes: Floats) -> Floats:
     """[2, edge]: seconds until the last message has arrived, there and back."""
-    found = numpy.zeros(amounts.shape)
-    for e, both in enumerate(ways):
-        for direction, way in enumerate(both):
-            found[direction, e] = way.time_message(max(0.0, amounts[direction, e]))
-    return found
+    latency_s = numpy.array([way.latency_s for way in ways])
+    found = latency_s + num_bytes * numpy.array([way.seconds_per_byte for way in ways])
+    return numpy.ascontiguousarray(found.reshape(-1, 2).T)
 
 
-def _measure_channels(
-    parts: Sequence[Part], ways: Sequence[tuple[Way, Way]], edges: Ints, amounts: Floats
-) -> float:
-    """Seconds of one sample on the busiest channel."""
-    busy: dict[str, float] = {}
-    for both, ends, sums in zip(ways, edges.T.tolist(), amounts.T.tolist(), strict=True):
-        for way, sender, num_bytes in zip(both, ends, sums, strict=True):
-            amount = max(0.0, num_bytes) / parts[sender].micro_batch_size
-            for channel, seconds in way.channels:
-                busy[channel] = busy.get(channel, 0.0) + amount * seconds
-    return max(busy.values(), default=0.0)
+def _measure_channels(ways: Sequence[Way], num_bytes: Floats) -> float:
+    """Seconds of one sample on the busiest channel, for the bytes of a sample on every way."""
+    if not ways:
+        return 0.0
+    counts = [len(way.channels) for way in ways]
+    seconds = numpy.concatenate([way.channel_s_per_byte for way in ways])
+    channels = numpy.concatenate([way.channels for way in ways])
+    weights = numpy.repeat(num_bytes, counts) * seconds
+    return float(numpy.bincount(channels, weights).max(initial=0.0))
