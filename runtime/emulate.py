@@ -186,7 +186,7 @@ def seconds_of(price: StagePrice, kind: str) -> float:
         "B": price.backward_s,
         "I": price.input_grad_s,
         "W": price.weight_grad_s,
-        "R": price.reduce_s,
+        "R": price.left_s + price.reduce_s,
         "U": price.update_s,
     }[kind]
 

@@ -182,9 +182,7 @@ def measure_bottleneck(cost: CostModel, stages: StageGraph) -> float:
         return math.inf
     priced = cost.price_stages(stages)
     busy = [
-        price.reduce_s
-        + price.update_s
-        + priced.num_micro_batches(s) * (price.forward_s + price.backward_s)
+        price.closing_s + priced.num_micro_batches(s) * (price.forward_s + price.backward_s)
         for s, price in enumerate(priced.stages)
     ]
     busy += [

@@ -6,7 +6,9 @@ share the host's links with copies. When a part ends, the others go on faster. T
 kind of link stand in `profiles/laws/interference.toml`, fitted by tools/fit_interference.py.
 
 Assumptions, and when they break: effects add up, whatever the sizes; products are large (they fill
-the device); all parts start at once.
+the device); all parts start at once. What was measured of NVLink holds for every link of its class
+(`FAST_BYTES_PER_S`), what was measured of a network for slower ones, PCIe among them: guesses where
+nobody measured. Where processors carry the messages, nothing is gained by doing both at once.
 """
 
 from __future__ import annotations
@@ -14,16 +16,39 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import tomllib
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy
 from numpy.typing import NDArray
 
 from graphplan.errors import UnknownName
+from graphplan.nouns.cluster import Cluster
 
 Floats = NDArray[numpy.float64]
 Part = Literal["compute", "collective", "to_device", "to_host"]
 PARTS: tuple[Part, ...] = ("compute", "collective", "to_device", "to_host")
+
+
+FAST_BYTES_PER_S = 100e9
+
+
+def find_reduction_law(cluster: Cluster, devices: Sequence[int]) -> tuple[float, float]:
+    """By which share computing takes longer beside a collective of these devices, and the
+    collective beside computing."""
+    kinds = [cluster.devices[device].type for device in devices]
+    nodes = {cluster.devices[device].node for device in devices}
+    link = cluster.link if len(nodes) > 1 else cluster.nodes[min(nodes)].link
+    if link.host_s or link.host_s_per_byte:
+        return 1.0, 1.0
+    if any(kind.torch_device != "cuda" for kind in kinds):
+        return 0.0, 0.0
+    is_fast = len(nodes) == 1 and link.bandwidth_bytes_per_s >= FAST_BYTES_PER_S
+    name = "nvlink" if is_fast else "network"
+    old = "-v100" if any(kind.name.startswith("v100") for kind in kinds) else ""
+    law = load_coefficients()[name + old]
+    compute, collective = PARTS.index("compute"), PARTS.index("collective")
+    return float(law[compute, collective]), float(law[collective, compute])
 
 
 def overlap_seconds(alone_s: Floats, coefficients: Floats) -> Floats:

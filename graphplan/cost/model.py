@@ -12,7 +12,9 @@ Assumptions, and when they break:
 - A stage whose inputs need no gradient has no input half: all of its backward is in the other one.
 - A transfer takes latency + bytes / bandwidth on its channel. A tensor is sent once to a device
   however many ops read it. Rows are spread evenly, also when micro-batch sizes differ.
-- Gradients are reduced after the last backward, not overlapped with it: pessimistic for replicas.
+- Gradients of replicas are reduced in buckets while the last backward runs; the gradients of a node
+  are complete when its own backward has ended. Those of weights that several nodes read are reduced
+  after all: pessimistic where the nodes are in one stage.
 - The optimizer step takes what was measured of the model file's own; without one it is bound by
   memory bandwidth: weights, gradients and states are read, weights and states written.
 - What the weight gradients still need after the input gradients (their ops' inputs and output
@@ -24,26 +26,34 @@ Assumptions, and when they break:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import msgspec
-import numpy
 
-from graphplan.cost.allreduce import allreduce_time
+from graphplan.cost.buckets import Reductions
 from graphplan.cost.rows import Share, share_rows
-from graphplan.cost.sums import SINGLE, Copies, StageMemory, StageSums, count_memory, price_sums
+from graphplan.cost.sums import (
+    SINGLE,
+    Copies,
+    StageMemory,
+    StageSums,
+    count_memory,
+    price_sums,
+)
 from graphplan.cost.work import MeanTimes, measure_times
 from graphplan.errors import InvalidOption
 from graphplan.nouns.policy import WeightPolicy
-from graphplan.nouns.prices import Message, PricedStages, StagePrice, TransferPrice
-from graphplan.nouns.problem import Floats, Flow, Ints, Problem
+from graphplan.nouns.prices import (
+    Message,
+    PricedStages,
+    StagePrice,
+    TransferPrice,
+)
+from graphplan.nouns.problem import Flow, Problem
 from graphplan.nouns.stages import Stage, StageGraph
 
 FLUSH = WeightPolicy()
-NUM_KNOTS = 32
-"""Amounts between which the seconds of many reductions are interpolated."""
 
 Nodes = tuple[int, ...]
 Devices = tuple[int, ...]
@@ -56,6 +66,7 @@ class CostModel:
         self.problem = problem
         self._price_by_stage: dict[tuple[Nodes, Devices, int, bool, Copies], StagePrice] = {}
         self._sums_by_stage: dict[tuple[Nodes, int, tuple[int, ...]], StageSums] = {}
+        self.reductions = Reductions(problem)
 
     @cached_property
     def mean_times(self) -> MeanTimes:
@@ -155,7 +166,7 @@ class CostModel:
             backward_s=costs.backward_s,
             input_grad_s=costs.input_grad_s,
             weight_grad_s=costs.weight_grad_s,
-            reduce_s=self.reduce_time(devices, sums.own_elements),
+            reduction=self.reductions.fill_buckets(nodes, devices, samples, types, sums, costs),
             update_s=float(costs.update_s),
             trained_bytes=costs.trained_bytes,
             fixed_bytes=costs.fixed_bytes,
@@ -173,27 +184,6 @@ class CostModel:
         if key not in self._sums_by_stage:
             self._sums_by_stage[key] = self.sum_nodes(nodes, samples, types)
         return self._sums_by_stage[key]
-
-    def reduce_time(self, devices: Sequence[int], elements: int) -> float:
-        """Seconds to reduce the gradients of so many weights over these devices, or over those of
-        the larger cluster for which they stand."""
-        num_bytes = elements * self.problem.element_bytes
-        whole = self.problem.miniature
-        if whole is not None:
-            return allreduce_time(whole.cluster, whole.enlarge(devices), num_bytes)
-        return allreduce_time(self.problem.cluster, devices, num_bytes)
-
-    def reduce_times(self, devices: Sequence[int], elements: Ints) -> Floats:
-        """The same for many stages; between NUM_KNOTS amounts, as it is nearly straight there."""
-        most = int(elements.max(initial=0))
-        alone = len(devices) < 2 and self.problem.miniature is None
-        if alone or not most:
-            return numpy.zeros(elements.shape)
-        amounts = numpy.unique(elements)
-        if len(amounts) > NUM_KNOTS:
-            amounts = numpy.concatenate([[0], numpy.geomspace(1, most, NUM_KNOTS)])
-        seconds = [self.reduce_time(devices, math.ceil(amount)) for amount in amounts]
-        return numpy.interp(elements, amounts, seconds)
 
     def message(self, src: int, dst: int, num_bytes: int) -> Message:
         """Bytes on their way between two devices."""
@@ -241,9 +231,7 @@ class CostModel:
         transfers = [self._price_transfer(graph, src, dst, backward=False) for src, dst in pairs]
         transfers += [self._price_transfer(graph, dst, src, backward=True) for src, dst in backward]
         stages = [
-            self._add_ties(
-                graph, s, self._price_stage(stage, self._copies(policy, s)), policy.local_steps
-            )
+            self._add_ties(graph, s, self._price_stage(stage, self._copies(policy, s)), policy)
             for s, stage in enumerate(graph.stages)
         ]
         return PricedStages(
@@ -271,16 +259,20 @@ class CostModel:
         )
 
     def _add_ties(
-        self, graph: StageGraph, index: int, price: StagePrice, local_steps: int
+        self, graph: StageGraph, index: int, price: StagePrice, policy: WeightPolicy
     ) -> StagePrice:
         """The price with the reduction of tied gradients over all stages that hold them.
 
         The replicas' own reduction is in every `local_steps`-th batch; its mean counts.
         """
         problem = self.problem
-        if not problem.ties and local_steps == 1:
+        if not problem.ties and policy.name != "local":
             return price
-        seconds = price.reduce_s / local_steps
+        seconds = price.reduce_s
+        if policy.name == "local":  # Weights are averaged after the update, all at once.
+            own = self.reductions.time_all(price.devices, self._count_own(graph.stages[index]))
+            price = msgspec.structs.replace(price, reduction=None)
+            seconds = own / policy.local_steps
         for i in self._touched(self.stage_nodes(graph.stages[index]), problem.ties_by_node):
             tie = problem.ties[i]
             devices = sorted(
@@ -291,8 +283,11 @@ class CostModel:
                     for device in stage.devices
                 }
             )
-            seconds += self.reduce_time(devices, tie.trained_elements)
+            seconds += self.reductions.time_all(devices, tie.trained_elements)
         return msgspec.structs.replace(price, reduce_s=seconds)
+
+    def _count_own(self, stage: Stage) -> int:
+        return int(self.problem.trained_elements[list(self.stage_nodes(stage))].sum())
 
     def _add_messages(
         self, stages: Sequence[StagePrice], transfers: Iterable[TransferPrice]

@@ -211,3 +211,16 @@ def price_sums(
         saved_for_weights_bytes=memory.saved_for_weights,
         workspace_bytes=memory.workspace,
     )
+
+
+def leave_over(
+    last_s: Number, num_buckets: Number, beside_s: Number, law: tuple[float, float]
+) -> Number:
+    """Seconds from where a backward of `beside_s` would end by itself to the end of a reduction in
+    so many buckets of `last_s`, when gradients are complete at an even pace: all but the last one
+    may run beside what follows the first. `Reduction.left_over` has it for the real pace."""
+    slows, slowed = law
+    others = numpy.maximum(num_buckets - 1, 0)
+    room = beside_s * (others / numpy.maximum(num_buckets, 1)) * (1 + slows) / (1 + slowed)
+    hidden = numpy.minimum(others * last_s, room)
+    return hidden * (1 + slowed) * slows / (1 + slows) + num_buckets * last_s - hidden

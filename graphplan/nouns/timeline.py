@@ -19,7 +19,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknow
     """
 
     name: str
-    """The instruction's text, `2F0` or `0>2F3`."""
+    """The instruction's text, `2F0` or `0>2F3`; that of its R for a bucket on a channel."""
     place: int | str
     start_s: float
     end_s: float
@@ -106,7 +106,8 @@ class Timeline(Noun, frozen=True, kw_only=True, dict=True):
         seconds: dict[str, float] = {}
         wanted = set(self.critical_path)
         for span in self.spans:
-            if span.name in wanted:
+            is_bucket = isinstance(span.place, str) and ">" not in span.name
+            if span.name in wanted and not is_bucket:
                 seconds[span.name] = max(seconds.get(span.name, 0.0), span.end_s - span.start_s)
         return {name: seconds[name] for name in self.critical_path if name in seconds}
 

@@ -91,7 +91,7 @@ def _formula_time(cost: CostModel, parts: list[Part]) -> float:
     return max(
         max(
             price.forward_s + price.backward_s + _receive_time(cost, parts, s),
-            price.reduce_s / count,
+            price.reducing_s / count,
         )
         for s, price in enumerate(prices)
     )

@@ -30,7 +30,7 @@ def measure_load(priced: PricedStages, accumulate: int) -> float:
     """Seconds of one micro-batch on the busiest device, with its share of an update."""
     return max(
         sum(
-            stage.forward_s + stage.backward_s + (stage.reduce_s + stage.update_s) / accumulate
+            stage.forward_s + stage.backward_s + stage.closing_s / accumulate
             for stage in map(priced.stages.__getitem__, hosted)
         )
         for hosted in priced.stages_by_device

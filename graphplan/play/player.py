@@ -20,9 +20,20 @@ urgent task that is known to arrive within `patience` times the seconds of the o
 
 A queued message takes its place on its channel when its second end is posted; since events come in
 the order of time, that is first come, first served. Nothing is decided ahead of its time: a task
-begins at an event, and an event that comes before the end of a machine's task is ignored. A law by
-which a transfer slows the tasks beside it would move that end and add an event: `end_task` is the
-place for it.
+begins at an event, and an event that comes before the end of a machine's task is ignored.
+
+Buckets. In the course of a task that fills buckets, its machine has an event when each of them is
+complete. When a bucket is complete on all machines of its group, the group has an event, after
+those of all machines at that time, at which the bucket takes its place on all lanes:
+
+    machine 0   ....0B3......|..........|..x         R waits for the last bucket
+    lanes                    |--bucket 0--|--bucket 1--|
+    machine 1   ....0B3......|..........|..x           ~ 0R3 x
+
+From its start s to its end e the tasks beside it take 1 + `slows` times as long, and it takes
+1 + `slowed` times as long while one of them runs (`end_bucket`): their ends, and the moments of
+later buckets, move (`move_moment`). What has moved gets another event. That all is known at s is
+because these machines do nothing else before e: behind such a task stands the R that waits for it.
 
 Helpers get the few arrays that they need: numba copies what is passed. The loop is plain Python
 that numba compiles; both ways give the same numbers to the last bit.
@@ -36,36 +47,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphplan.jit import compile_loop
+from graphplan.play.choice import NUM_COLUMNS, Freedom, account_task, choose_task, release_task
+from graphplan.play.heap import drop_event, push_event
 from graphplan.play.script import Floats, Ints, Script, Times
-
-INTERFERENCE = 1.0
-"""By how much transfers beside it slow a task: not at all, so far."""
-NUM_COLUMNS = 8
-FIRST, COUNT, NUM_ROWS, LIMIT, SAVED, KEPT, WORKSPACE, HAS_UPDATE = range(NUM_COLUMNS)
-"""Columns of `Freedom.stages`."""
-FORWARDS, GRADIENTS, WEIGHTS, FLYING = range(4)
-"""Columns of what the stages have begun: tasks by row, and micro-batches in flight."""
-
-
-class Freedom(NamedTuple):
-    """What a machine may choose among, and what it has to obey; its tasks are those of a Shop."""
-
-    stage_of: Ints
-    """By task."""
-    priority: Floats
-    """By task; the larger goes first."""
-    stages: Ints
-    """By stage, one row after the other: the number of its first task, where rows of `COUNT` tasks
-    follow one another; the rows to choose among (1: forwards, 2: whole, 3: split backwards); most
-    micro-batches between F and the end of B or I; bytes from F, from I, and of a running task;
-    whether an update follows its last task."""
-    hosted_first: Ints
-    """Machine -> its first place in `hosted`."""
-    hosted: Ints
-    """Stages of the machines."""
-    room: Ints
-    """By machine: bytes for activations and workspace."""
-    patience: float
 
 
 class State(NamedTuple):
@@ -91,6 +75,18 @@ class State(NamedTuple):
     room: Ints
     due: Ints
     """By machine: an update that comes next, -1 for none."""
+    filling: Ints
+    """By machine: the task whose buckets are to be complete, -1 for none."""
+    moment_first: Ints
+    """Task -> the moments of its buckets; one more entry than tasks."""
+    moment_s: Floats
+    """When each bucket of each task that fills some is complete there."""
+    num_complete: Ints
+    """By machine: buckets of the task that are."""
+    bucket_missing: Ints
+    """By bucket: machines on which it is not complete."""
+    group_begun: Ints
+    """By group: buckets that have taken their place."""
 
 
 _NO_INTS, _NO_FLOATS = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -104,10 +100,13 @@ def play_script(
     chooses, free = freedom is not None, freedom or _NO_FREEDOM
     state = _set_up(script, free)
     num_tasks, num_messages = len(script.task_machine), len(script.message_reader)
+    num_buckets = len(script.bucket_seconds)
     times = Times(
         np.zeros(num_tasks),
         np.full(num_tasks, -1.0),
         np.full(num_messages, -1.0),
+        np.full(num_buckets, -1.0),
+        np.full(num_buckets, -1.0),
         np.full(num_tasks, -1, dtype=np.int64),
     )
     if is_compiled:
@@ -115,14 +114,17 @@ def play_script(
     else:  # Lists are faster than arrays there.
         lists = _list_up(times)
         num_begun = _play.plain(_list_up(script), _list_up(free), _list_up(state), lists, chooses)
-        times = Times._make(map(np.asarray, (*lists[:3], np.array(lists[3], dtype=np.int64))))
+        times = Times._make(map(np.asarray, (*lists[:-1], np.array(lists[-1], dtype=np.int64))))
     return times._replace(sequence=times.sequence[:num_begun])
 
 
 def _set_up(script: Script, freedom: Freedom) -> State:
     """The state before anything has happened: every machine has an event at 0."""
     num_machines, num_tasks = len(script.line_first) - 1, len(script.task_machine)
-    num_events = num_machines + 2 * num_tasks + 1
+    fills = script.task_fills
+    counts = np.where(fills >= 0, np.append(np.diff(script.bucket_first), 0)[fills], 0)
+    num_moments = int(counts.sum())
+    num_events = num_machines + 2 * num_tasks + 1 + 4 * num_moments + len(script.bucket_seconds)
     heap_machine = np.zeros(num_events, dtype=np.int64)
     heap_machine[:num_machines] = np.arange(num_machines)
     return State(
@@ -139,6 +141,12 @@ def _set_up(script: Script, freedom: Freedom) -> State:
         begun=np.zeros(len(freedom.stages) // NUM_COLUMNS * 4, dtype=np.int64),
         room=freedom.room.copy(),
         due=np.full(num_machines, -1, dtype=np.int64),
+        filling=np.full(num_machines, -1, dtype=np.int64),
+        moment_first=np.append(0, np.cumsum(counts)),
+        moment_s=np.zeros(num_moments),
+        num_complete=np.zeros(num_machines, dtype=np.int64),
+        bucket_missing=np.repeat(np.diff(script.group_first), np.diff(script.bucket_first)),
+        group_begun=np.zeros(len(script.group_first) - 1, dtype=np.int64),
     )
 
 
@@ -153,17 +161,42 @@ def _list_up(arrays: Any) -> Any:
 def _play(script: Script, freedom: Freedom, state: State, times: Times, chooses: bool) -> int:
     """The loop; the number of tasks that have begun."""
     (line_first, line, machine_of, seconds, _, group_of, post_first, post_message) = script[:8]
-    (reader, channel_of, occupancy, latency, group_first, group_task, _, is_queued) = script[8:]
+    (reader, channel_of, occupancy, latency, group_first, group_task, _, is_queued) = script[8:16]
+    fills, bucket_first, bucket_ready_s = script[16:19]
     stage_of, priority, stages, hosted_first, hosted, _, patience = freedom
     place, running, free_s, channel_free_s, missing, ready_s, group_missing = state[:7]
-    posted, heap_s, heap_machine, begun, room, due = state[7:]
-    task_start, task_end, message_start, sequence = times
+    posted, heap_s, heap_machine, begun, room, due = state[7:13]
+    filling, moment_first, moment_s, num_complete, bucket_missing = state[13:18]
+    task_start, task_end, message_start, _, _, sequence = times
     num_machines, num_tasks = len(line_first) - 1, len(machine_of)
     queued, num_begun = num_machines, 0
     while queued > 0:
         now, machine = heap_s[0], heap_machine[0]
         queued -= 1
-        _sift_down(heap_s, heap_machine, queued)
+        drop_event(heap_s, heap_machine, queued)
+        if machine >= num_machines:
+            queued = _begin_bucket(script, state, times, queued, machine - num_machines, now)
+            continue
+
+        # 0. Buckets that are complete.
+        task = filling[machine]
+        if task >= 0:
+            group, first = fills[task], moment_first[task]
+            num = moment_first[task + 1] - first
+            has_ended = free_s[machine] <= now
+            while num_complete[machine] < num and (
+                has_ended or moment_s[first + num_complete[machine]] <= now
+            ):
+                bucket = bucket_first[group] + num_complete[machine]
+                num_complete[machine] += 1
+                bucket_missing[bucket] -= 1
+                if bucket_missing[bucket] == 0:
+                    queued = push_event(heap_s, heap_machine, queued, now, num_machines + group)
+                if num_complete[machine] < num and not has_ended:
+                    moment = moment_s[first + num_complete[machine]]
+                    queued = push_event(heap_s, heap_machine, queued, max(now, moment), machine)
+            if num_complete[machine] == num:
+                filling[machine] = -1
         if free_s[machine] > now:
             continue  # It is busy; the end of its task is another event.
 
@@ -172,7 +205,7 @@ def _play(script: Script, freedom: Freedom, state: State, times: Times, chooses:
         if slot >= 0:
             running[machine] = -1
             if chooses and slot < num_tasks:
-                _release(stages, begun, room, machine, stage_of[slot], slot)
+                release_task(stages, begun, room, machine, stage_of[slot], slot)
             if is_queued:
                 for at in range(post_first[slot], post_first[slot + 1]):
                     message = post_message[at]
@@ -188,14 +221,14 @@ def _play(script: Script, freedom: Freedom, state: State, times: Times, chooses:
                     if _tell(missing, ready_s, task, arrival):
                         there = machine_of[task]
                         if running[there] < 0 or ready_s[task] > free_s[there]:
-                            queued = _push(heap_s, heap_machine, queued, ready_s[task], there)
+                            queued = push_event(heap_s, heap_machine, queued, ready_s[task], there)
 
         # 2. What comes next, if it may begin now.
         if chooses:
             task = due[machine]
             due[machine] = -1
             if task < 0:
-                task = _choose(
+                task = choose_task(
                     stages, begun, hosted[hosted_first[machine] : hosted_first[machine + 1]],
                     room[machine], priority, missing, ready_s, seconds, patience, now,
                 )  # fmt: skip
@@ -208,6 +241,7 @@ def _play(script: Script, freedom: Freedom, state: State, times: Times, chooses:
         place[machine] += 1
         first, num, group = 0, 1, group_of[task]
         if group >= 0:  # It begins on all replicas when the last of them is here.
+            task_start[task] = free_s[machine]
             running[machine], free_s[machine] = task, math.inf
             group_missing[group] -= 1
             first = group_first[group]
@@ -217,26 +251,92 @@ def _play(script: Script, freedom: Freedom, state: State, times: Times, chooses:
         for at in range(first, first + num):
             task = task if group < 0 else group_task[at]
             there = machine_of[task]
-            end = end_task(now, seconds[task])
-            task_start[task], task_end[task], sequence[num_begun] = now, end, task
+            end = now + seconds[task]
+            task_end[task], sequence[num_begun] = end, task
+            if group < 0 or bucket_first[group] == bucket_first[group + 1]:
+                task_start[task] = now  # else it has waited since it was here
             num_begun += 1
             running[there], free_s[there] = task, end
-            queued = _push(heap_s, heap_machine, queued, end, there)
+            queued = push_event(heap_s, heap_machine, queued, end, there)
+            if fills[task] >= 0:
+                filling[there], num_complete[there] = task, 0
+                bucket, moment = bucket_first[fills[task]], moment_first[task]
+                for k in range(moment_first[task + 1] - moment):
+                    moment_s[moment + k] = now + bucket_ready_s[bucket + k]
+                queued = push_event(heap_s, heap_machine, queued, moment_s[moment], there)
             if chooses:
-                due[there] = _account(stages, begun, room, there, stage_of[task], task)
+                due[there] = account_task(stages, begun, room, there, stage_of[task], task)
             if not is_queued:
                 for post in range(post_first[task], post_first[task + 1]):
                     fed = reader[post_message[post]]
                     if _tell(missing, ready_s, fed, end + latency[post_message[post]]):
                         other = machine_of[fed]
                         if running[other] < 0 or ready_s[fed] > free_s[other]:
-                            queued = _push(heap_s, heap_machine, queued, ready_s[fed], other)
+                            queued = push_event(heap_s, heap_machine, queued, ready_s[fed], other)
     return num_begun
 
 
-def end_task(start_s: float, seconds: float) -> float:
-    """When a task ends."""
-    return start_s + seconds * INTERFERENCE
+def _begin_bucket(
+    script: Script, state: State, times: Times, queued: int, group: int, now: float
+) -> int:
+    """The next bucket of a group takes its place on all of its lanes; the number of events."""
+    machine_of, group_first, group_task = script.task_machine, script.group_first, script.group_task
+    lanes, slows = script.lane_channel, script.group_slows[group]
+    free_s, moment_s, filling = state.free_s, state.moment_s, state.filling
+    bucket = script.bucket_first[group] + state.group_begun[group]
+    state.group_begun[group] += 1
+    start = now
+    for at in range(script.lane_first[group], script.lane_first[group + 1]):
+        start = max(start, state.channel_free_s[lanes[at]])
+    beside = 0.0
+    for at in range(group_first[group], group_first[group + 1]):
+        until = free_s[machine_of[group_task[at]]]
+        beside = max(beside, until - start) if until < math.inf else beside
+    end = end_bucket(
+        start, script.bucket_seconds[bucket], beside, slows, script.group_slowed[group]
+    )
+    times.bucket_start[bucket], times.bucket_end[bucket] = start, end
+    for at in range(script.lane_first[group], script.lane_first[group + 1]):
+        state.channel_free_s[lanes[at]] = end
+    for at in range(group_first[group], group_first[group + 1]):
+        there = machine_of[group_task[at]]
+        if start < free_s[there] < math.inf and slows > 0:
+            free_s[there] = move_moment(free_s[there], start, end, slows)
+            times.task_end[state.running[there]] = free_s[there]
+            queued = push_event(state.heap_s, state.heap_machine, queued, free_s[there], there)
+            task = filling[there]
+            if task >= 0:
+                first = state.moment_first[task] + state.num_complete[there]
+                for k in range(first, state.moment_first[task + 1]):
+                    moment_s[k] = move_moment(moment_s[k], start, end, slows)
+                queued = push_event(
+                    state.heap_s, state.heap_machine, queued, moment_s[first], there
+                )
+    if bucket + 1 == script.bucket_first[group + 1]:
+        for at in range(group_first[group], group_first[group + 1]):
+            task = group_task[at]
+            if _tell(state.missing, state.ready_s, task, end):
+                ready = state.ready_s[task]
+                queued = push_event(
+                    state.heap_s, state.heap_machine, queued, ready, machine_of[task]
+                )
+    return queued
+
+
+def end_bucket(start: float, seconds: float, beside: float, slows: float, slowed: float) -> float:
+    """When a bucket ends beside tasks of which the last would end `beside` seconds later alone."""
+    if beside <= 0:
+        return start + seconds
+    slow, until = seconds * (1 + slowed), beside * (1 + slows)
+    return start + slow if slow <= until else start + until + (seconds - until / (1 + slowed))
+
+
+def move_moment(moment: float, start: float, end: float, slows: float) -> float:
+    """A moment of a task, when a bucket slows it from `start` to `end`."""
+    if moment <= start:
+        return moment
+    slow = start + (moment - start) * (1 + slows)
+    return slow if slow <= end else moment + (end - start) * slows / (1 + slows)
 
 
 def _tell(missing: Ints, ready_s: Floats, task: int, arrival: float) -> bool:
@@ -245,109 +345,3 @@ def _tell(missing: Ints, ready_s: Floats, task: int, arrival: float) -> bool:
     if ready_s[task] < arrival:
         ready_s[task] = arrival
     return bool(missing[task] == 0)
-
-
-def _choose(
-    stages: Ints,
-    begun: Ints,
-    hosted: Ints,
-    space: int,
-    priority: Floats,
-    missing: Ints,
-    ready_s: Floats,
-    seconds: Floats,
-    patience: float,
-    now: float,
-) -> int:
-    """The most urgent ready task, -1 if there is none or a coming one is worth waiting for.
-
-    The first look finds the best that is ready, the second one what is better and on its way.
-    """
-    best, urgency, until = -1, 0.0, now
-    for look in range(2):
-        reserved = 0
-        for at in range(len(hosted) - 1, -1, -1):
-            row_of, own = NUM_COLUMNS * hosted[at], 4 * hosted[at]
-            count, saved = stages[row_of + COUNT], stages[row_of + SAVED]
-            room, flying = space - stages[row_of + WORKSPACE], begun[own + FLYING]
-            for row in range(stages[row_of + NUM_ROWS] if room >= 0 else 0):
-                done = begun[own + row]
-                task = stages[row_of + FIRST] + row * count + done
-                if done == count or missing[task] > 0:
-                    continue
-                if row == FORWARDS and (
-                    saved + reserved > room or flying >= stages[row_of + LIMIT]
-                ):
-                    continue
-                if look == 0 and ready_s[task] <= now:
-                    if best < 0 or priority[task] > urgency:
-                        best, urgency = task, priority[task]
-                elif look == 1 and now < ready_s[task] <= until and priority[task] > urgency:
-                    return -1
-            if flying == 0 and begun[own] < count:
-                reserved += saved
-        if best < 0 or patience == 0.0:
-            break
-        until = now + patience * seconds[best]
-    return best
-
-
-def _account(stages: Ints, begun: Ints, room: Ints, machine: int, stage: int, task: int) -> int:
-    """Count a task that begins and the memory that it takes; the update that comes next, or -1."""
-    row_of = NUM_COLUMNS * stage
-    count, num_rows = stages[row_of + COUNT], stages[row_of + NUM_ROWS]
-    row = (task - stages[row_of + FIRST]) // count
-    if row > WEIGHTS:
-        return -1
-    begun[4 * stage + row] += 1
-    if row == FORWARDS and num_rows > 1:
-        begun[4 * stage + FLYING] += 1
-        room[machine] -= stages[row_of + SAVED]
-    is_last = row == num_rows - 1 and begun[4 * stage + row] == count
-    return stages[row_of + FIRST] + 4 * count - 1 if is_last and stages[row_of + HAS_UPDATE] else -1
-
-
-def _release(stages: Ints, begun: Ints, room: Ints, machine: int, stage: int, task: int) -> None:
-    """Free what a task that has ended no longer needs."""
-    row_of = NUM_COLUMNS * stage
-    row = (task - stages[row_of + FIRST]) // stages[row_of + COUNT]
-    if row == GRADIENTS:
-        begun[4 * stage + FLYING] -= 1
-        room[machine] += stages[row_of + SAVED] - stages[row_of + KEPT]
-    elif row == WEIGHTS:
-        room[machine] += stages[row_of + KEPT]
-
-
-def _push(heap_s: Floats, heap_machine: Ints, queued: int, time: float, machine: int) -> int:
-    """Add an event to the heap of (time, machine); the new number of events."""
-    place = queued
-    while place > 0:
-        parent = (place - 1) >> 1
-        above, other = heap_s[parent], heap_machine[parent]
-        if above < time or (above == time and other <= machine):
-            break
-        heap_s[place], heap_machine[place] = above, other
-        place = parent
-    heap_s[place], heap_machine[place] = time, machine
-    return queued + 1
-
-
-def _sift_down(heap_s: Floats, heap_machine: Ints, queued: int) -> None:
-    """Take the first event off the heap: the last of its `queued` + 1 finds its place."""
-    time, machine = heap_s[queued], heap_machine[queued]
-    place = 0
-    child = 1
-    while child < queued:
-        right = child + 1
-        if right < queued and (
-            heap_s[right] < heap_s[child]
-            or (heap_s[right] == heap_s[child] and heap_machine[right] < heap_machine[child])
-        ):
-            child = right
-        below, other = heap_s[child], heap_machine[child]
-        if time < below or (time == below and machine <= other):
-            break
-        heap_s[place], heap_machine[place] = below, other
-        place = child
-        child = 2 * place + 1
-    heap_s[place], heap_machine[place] = time, machine

@@ -9,6 +9,11 @@ Messages are of two sorts, one of which a script has throughout:
 
     queued      both ends post them; they occupy a channel, first come, first served
     delayed     they set out when their sender ends and arrive `latency_s` later, whatever the rest
+
+A *group* is the R tasks of a stage and micro-batch, one on each replica. It may have *buckets*:
+they are complete so many seconds after the start of the task that *fills* them, on every replica
+the last backward in front of its R, and are reduced one after the other while that task runs. A
+bucket occupies all lanes of its group, which are channels.
 """
 
 from __future__ import annotations
@@ -51,6 +56,20 @@ class Script(NamedTuple):
     group_task: Ints
     num_channels: int
     is_queued: bool
+    task_fills: Ints
+    """The group whose buckets a task completes, -1 for none."""
+    bucket_first: Ints
+    """Group -> its first bucket; one more entry than groups."""
+    bucket_ready_s: Floats
+    """From the start of the task that fills it."""
+    bucket_seconds: Floats
+    lane_first: Ints
+    """Group -> its first place in `lane_channel`; one more entry than groups."""
+    lane_channel: Ints
+    group_slows: Floats
+    """By which share a task takes longer while a bucket of the group is on its way."""
+    group_slowed: Floats
+    """By which share a bucket takes longer while one of its machines computes."""
 
 
 class Tasks(NamedTuple):
@@ -71,6 +90,9 @@ class Times(NamedTuple):
     task_end: Floats
     message_start: Floats
     """When the first byte enters the channel; negative for a message that was never sent."""
+    bucket_start: Floats
+    """Negative for one that was never complete."""
+    bucket_end: Floats
     sequence: Ints
     """The tasks that ran, in the order in which they began."""
 
@@ -85,6 +107,44 @@ def point_rows(num_rows: int, row: Ints) -> Ints:
     first = np.zeros(num_rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row, minlength=num_rows), out=first[1:])
     return first
+
+
+class Buckets(NamedTuple):
+    """The last eight fields of a script."""
+
+    task_fills: Ints
+    bucket_first: Ints
+    bucket_ready_s: Floats
+    bucket_seconds: Floats
+    lane_first: Ints
+    lane_channel: Ints
+    group_slows: Floats
+    group_slowed: Floats
+
+
+def no_buckets(num_tasks: int) -> Buckets:
+    """Of a script without reductions."""
+    none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+    first = np.zeros(1, dtype=np.int64)
+    fills = np.full(num_tasks, -1, dtype=np.int64)
+    return Buckets(fills, first, nothing, nothing, first, none, nothing, nothing)
+
+
+def find_fillers(tasks: Tasks, group: Ints) -> Ints:
+    """By task: the group whose buckets it completes: the last B or W of a stage on a device in
+    front of each of its R's; -1 for all others."""
+    fills = np.full(len(tasks.kind), -1, dtype=np.int64)
+    rows = np.flatnonzero(
+        (tasks.kind == BACKWARD) | (tasks.kind == WEIGHT_GRAD) | (tasks.kind == REDUCE)
+    )
+    owner = tasks.device[rows] * (int(tasks.stage.max(initial=0)) + 1) + tasks.stage[rows]
+    order = np.argsort(owner, kind="stable")
+    rows, owner = rows[order], owner[order]
+    at = np.flatnonzero(tasks.kind[rows] == REDUCE)
+    at = at[at > 0]
+    at = at[(owner[at - 1] == owner[at]) & (tasks.kind[rows[at - 1]] != REDUCE)]
+    fills[rows[at - 1]] = group[rows[at]]
+    return fills
 
 
 def gather_groups(stage: Ints, kind: Ints, micro_batch: Ints) -> tuple[Ints, Ints, Ints]:

@@ -7,7 +7,7 @@ import math
 from graphplan.errors import InvalidProgram
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.schedule import Program
-from graphplan.nouns.task import Task
+from graphplan.referee.buckets import judge_presence, measure_work
 from graphplan.referee.prices import compare_prices, judge_cluster, judge_prices
 from graphplan.referee.program import judge_program
 from graphplan.referee.stages import judge_stages
@@ -26,6 +26,7 @@ def check_plan(plan: Plan) -> Verdict:
     judge_prices(plan.prices, of_prices)
     compare_prices(plan.prices, plan.stages, plan.training, findings)
     judge_weights(plan.prices, plan.training, plan.policy, findings)
+    judge_presence(plan.prices, plan.policy, findings)
     judge_cluster(plan.prices, plan.stages, plan.cluster, findings)
     program = _parse_program(plan, findings)
     if of_prices.is_clean and program is not None:
@@ -51,22 +52,9 @@ def _parse_program(plan: Plan, findings: Findings) -> Program | None:
 
 
 def _judge_work(plan: Plan, program: Program, findings: Findings) -> None:
-    """No step is shorter than the work of its busiest device."""
-    seconds = [
-        {
-            "F": stage.forward_s,
-            "B": stage.backward_s,
-            "I": stage.input_grad_s,
-            "W": stage.weight_grad_s,
-            "R": stage.reduce_s,
-            "U": stage.update_s,
-        }
-        for stage in plan.prices.stages
-    ]
+    """No step is shorter than the work of its busiest device and the buckets that it waits for."""
     for device, line in enumerate(program.instructions_by_device):
-        work_s = math.fsum(
-            seconds[task.stage][task.kind] for task in line if isinstance(task, Task)
-        )
+        work_s = measure_work(plan.prices, line)
         if plan.prediction.step_s < work_s * (1 - TOLERANCE):
             findings.add(
                 "prediction",

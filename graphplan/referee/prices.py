@@ -8,6 +8,7 @@ from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.prices import PricedStages, StagePrice, TransferPrice
 from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.training import Training
+from graphplan.referee.buckets import judge_buckets
 from graphplan.referee.stages import judge_devices
 from graphplan.referee.verdict import Findings
 
@@ -37,6 +38,7 @@ def judge_prices(priced: PricedStages, findings: Findings) -> None:
                     f"edge {src} -> {dst}",
                     f"a gradient comes back along it, but stage {s} runs no backward.",
                 )
+    judge_buckets(priced, findings)
     _judge_transfers(priced, findings)
 
 

@@ -10,6 +10,6 @@ KIND_COLOURS = {
     "R": "#7c5ce0",
     "U": "#5f6b7a",
 }
-TRANSFER_COLOURS = {"F": "#7fa6ea", "B": "#63b3aa"}
+TRANSFER_COLOURS = {"F": "#7fa6ea", "B": "#63b3aa", "R": "#b3a1ee"}
 IDLE_COLOURS = ("#b7c2d0", "#8d9aab", "#cfd7e1")
 """Warm-up, waiting, drain."""

@@ -67,6 +67,8 @@ def _draw_task(bar: Bar, row: int) -> Event:
 
 
 def _draw_transfer(bar: Bar, row: int, sent_bytes: Mapping[tuple[int | None, int], int]) -> Event:
+    if bar.source is None:
+        return _draw_bar(bar, CHANNELS, row, "bucket", {"task": bar.name, "stage": bar.stage})
     args = {"transfer": bar.name, "bytes": sent_bytes.get((bar.source, bar.stage), 0)}
     return _draw_bar(bar, CHANNELS, row, "transfer", args)
 

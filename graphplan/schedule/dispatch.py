@@ -15,8 +15,18 @@ import numpy as np
 from graphplan.errors import InvalidOption
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
-from graphplan.play.player import Freedom, play_script
-from graphplan.play.script import BACKWARD, INPUT_GRAD, Floats, Ints, Script, Times, point_rows
+from graphplan.play.choice import Freedom
+from graphplan.play.player import play_script
+from graphplan.play.script import (
+    BACKWARD,
+    INPUT_GRAD,
+    Floats,
+    Ints,
+    Script,
+    Times,
+    no_buckets,
+    point_rows,
+)
 from graphplan.schedule.shop import G, Orders, Shop, U, W
 
 FLUSH = WeightPolicy(name="flush")
@@ -116,6 +126,7 @@ def write_delays(shop: Shop, kinds: Ints, durations: Floats | None = None) -> Sc
         group_task=none[:0],
         num_channels=0,
         is_queued=False,
+        **no_buckets(num)._asdict(),
     )
 
 

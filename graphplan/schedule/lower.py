@@ -32,7 +32,7 @@ from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.schedule import Program, Schedule
 from graphplan.nouns.task import Instruction, Task, Transfer
-from graphplan.play.cast import Cast, Wires, assemble_script, cast_devices
+from graphplan.play.cast import Cast, Lanes, Wires, assemble_script, cast_devices
 from graphplan.play.player import play_script
 from graphplan.play.script import KINDS, Ints, Script, Tasks, Times
 from graphplan.schedule.dispatch import FLUSH, Followed, check_policy, follow_orders
@@ -124,7 +124,10 @@ def write_script(
     orders = tuple(followed.orders), tuple(followed.closed)
     posts = Posts(*place_posts(tables, orders[0], ways, by_end))
     # One device may still have gradients of tied weights to reduce with other stages.
-    reduces = np.array([len(s.devices) > 1 or s.reduce_s > 0 for s in stages], dtype=np.int64)
+    reduces = np.array(
+        [len(s.devices) > 1 or s.reduce_s > 0 or s.reduction is not None for s in stages],
+        dtype=np.int64,
+    )
     wires = cast.wires
     way_of = _find_ways(ways, wires, len(stages))
     lines, slots = write_lines(
@@ -141,7 +144,7 @@ def write_script(
     tasks = Tasks(first, device, stage, kind, micro_batch)
     wire = np.repeat(np.arange(len(wires.src)), np.diff(message_first))
     seconds, slots = shop.seconds[stage, kind], (post_first, post_message)
-    return assemble_script(tasks, seconds, cast, wire, reader, slots), tasks
+    return assemble_script(shop.priced, tasks, seconds, cast, wire, reader, slots), tasks
 
 
 def _find_machines(shop: Shop, cast: Cast) -> Ints:
@@ -164,7 +167,7 @@ def _cast_machines(shop: Shop, ways: Ways) -> Cast:
     none, zero = np.zeros(len(ways.reader), dtype=np.int64), np.zeros(len(ways.reader))
     ends = (shop.machine[ways.sender], shop.machine[ways.reader])
     wires = Wires(ways.sender, ways.reader, *ends, ways.row, none, none, zero, zero)
-    return Cast(devices, wires, 1)
+    return Cast(devices, wires, Lanes(none[:0], none[:0], none[:0]), 1)
 
 
 def _write_program(shop: Shop, followed: Followed, kinds: Ints, policy: WeightPolicy) -> Program:

@@ -216,8 +216,7 @@ class Shop:
 
     def closing_s(self, stage: int) -> float:
         """Seconds of one reduction of the gradients and the update."""
-        price = self.priced.stages[stage]
-        return price.reduce_s + price.update_s if price.needs_backward else 0.0
+        return self.priced.stages[stage].closing_s
 
     def kinds_for(self, split: Sequence[bool]) -> Ints:
         """By task: its kind when these stages split their backward; that of U stands for R, too."""

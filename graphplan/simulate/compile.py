@@ -33,6 +33,7 @@ from graphplan.simulate.sanity import check_prices
 
 SLACK = 1024
 """How far micro-batch numbers may exceed the number of a stage's tasks."""
+MAX_BUCKETS = 1 << 20
 CODE_BY_KIND = {kind: code for code, kind in enumerate(KINDS)}
 ROW_BY_KIND = {"F": "F", "B": "B", "I": "B", "W": "W"}
 """B or I, whichever there is, hands out the gradient."""
@@ -60,7 +61,7 @@ class _Reader:
 
     def __init__(self, priced: PricedStages, program: Program) -> None:
         self.priced, self.program = priced, program
-        self.wires, self.channels = lay_wires(priced)
+        self.wires, self.lanes, self.channels = lay_wires(priced)
         self.first = [0]
         self.tasks: list[tuple[int, int, int, int]] = []
         """Device, stage, kind and micro-batch."""
@@ -248,9 +249,10 @@ class _Reader:
         self._check_order(keys)
         self._check_groups(tasks)
         post_message = np.array([number[message] for _, message in self.posts], dtype=np.int64)
-        cast = Cast(np.arange(num_devices), self.wires, len(self.channels))
+        cast = Cast(np.arange(num_devices), self.wires, self.lanes, len(self.channels))
         rows = point_rows(num_tasks + num_devices, slots)
         script = assemble_script(
+            self.priced,
             tasks,
             _tabulate_seconds(self.priced, tasks),
             cast,
@@ -321,6 +323,13 @@ class _Reader:
                     f"{stage}R{m} is {count} times in the program; its stage has {num} replicas.",
                     remedy="Put an all-reduce once on every device of the stage.",
                 )
+        laws = [(self.priced.stages[stage].reduction, m) for stage, m in counts]
+        num_buckets = sum(len(law.buckets) for law, _ in laws if law is not None)
+        if num_buckets > MAX_BUCKETS:
+            raise InvalidProgram(
+                f"The program reduces {num_buckets:,} buckets; {MAX_BUCKETS:,} can be played.",
+                remedy="Use larger buckets, or fewer updates in a batch.",
+            )
 
 
 def _tabulate_seconds(priced: PricedStages, tasks: Tasks) -> Floats:

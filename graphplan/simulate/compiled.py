@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from graphplan.play.cast import Wires
 from graphplan.play.script import KINDS, Ints, Script, Tasks
 
@@ -32,6 +34,26 @@ class Compiled(NamedTuple):
     wires: Wires
     channels: tuple[str, ...]
     script: Script
+
+    def list_lanes(self) -> tuple[Ints, Ints]:
+        """Every bucket with every lane that it occupies, as two columns."""
+        script = self.script
+        groups = self.group_by_bucket
+        widths = np.diff(script.lane_first)[groups]
+        bucket = np.repeat(np.arange(len(groups)), widths)
+        place = np.arange(len(bucket)) - np.repeat(np.cumsum(widths) - widths, widths)
+        return bucket, script.lane_channel[script.lane_first[groups[bucket]] + place]
+
+    @property
+    def group_by_bucket(self) -> Ints:
+        """The group of every bucket."""
+        counts = np.diff(self.script.bucket_first)
+        return np.repeat(np.arange(len(counts)), counts)
+
+    def reduce_of(self, bucket: int) -> int:
+        """The first R that waits for a bucket."""
+        group = int(np.searchsorted(self.script.bucket_first, bucket, side="right")) - 1
+        return int(self.script.group_task[self.script.group_first[group]])
 
 
 def name_task(tasks: Tasks, task: int) -> str:

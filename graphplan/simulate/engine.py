@@ -6,9 +6,11 @@ The model and where it ends:
 - a transfer is posted when the tasks in front of it have ended; a message starts when both of its
   ends have posted it and its channel is free (first come, first served), occupies the channel for
   `seconds` and arrives `latency_s` later;
-- computing and communicating overlap without slowing each other;
 - a task starts when its device is free and everything that it reads has arrived;
-- an all-reduce (R) starts when all replicas have reached it and keeps them busy for `reduce_s`.
+- gradients of replicas are reduced in buckets while the last backward runs (play/player.py): both
+  take longer beside each other, by the law of interference; other messages slow nobody;
+- R takes `reduce_s` from where all replicas have reached it and all buckets have arrived; where it
+  waits for buckets, its span begins when its device has nothing else to do.
 """
 
 from __future__ import annotations
@@ -105,10 +107,17 @@ def count_samples(priced: PricedStages, tasks: Tasks) -> int:
 
 
 def make_spans(compiled: Compiled, times: Times) -> tuple[Span, ...]:
-    """One span for each task and each message; at equal starts tasks first, then by place."""
-    tasks, messages, wires = compiled.tasks, compiled.messages, compiled.wires
-    starts = np.concatenate((times.task_start, times.message_start))
-    ends = np.concatenate((times.task_end, times.message_start + compiled.script.message_seconds))
+    """One span for each task, message, and lane of a bucket; at equal starts tasks first."""
+    tasks, messages, wires, script = (
+        compiled.tasks,
+        compiled.messages,
+        compiled.wires,
+        compiled.script,
+    )
+    bucket, lane = compiled.list_lanes()
+    starts = np.concatenate((times.task_start, times.message_start, times.bucket_start[bucket]))
+    message_end = times.message_start + script.message_seconds
+    ends = np.concatenate((times.task_end, message_end, times.bucket_end[bucket]))
     order = np.argsort(starts, kind="stable")
     task_heads = [
         f"{s}{kind}" for s in range(int(tasks.stage.max(initial=-1)) + 1) for kind in KINDS
@@ -116,8 +125,10 @@ def make_spans(compiled: Compiled, times: Times) -> tuple[Span, ...]:
     wire_heads = [name_message(wires, wire, 0)[:-1] for wire in range(len(wires.src))]
     names = _join(task_heads, tasks.stage * len(KINDS) + tasks.kind, tasks.micro_batch)
     names += _join(wire_heads, messages.wire, messages.micro_batch)
+    names += [name_task(tasks, compiled.reduce_of(each)) for each in bucket.tolist()]
+    channel = np.concatenate((script.message_channel, lane))
     places: list[int | str] = [*tasks.device.tolist()]
-    places += [compiled.channels[channel] for channel in compiled.script.message_channel.tolist()]
+    places += [compiled.channels[each] for each in channel.tolist()]
     ordered = order.tolist()
     return tuple(
         map(

@@ -29,6 +29,7 @@ def _check_stage(s: int, stage: StagePrice) -> None:
         stage.weight_grad_s,
         stage.reduce_s,
         stage.update_s,
+        *_list_seconds(stage),
     )
     if not all(0 <= each < MAX_SECONDS for each in seconds):
         _refuse(f"stage {s} has a time that is negative or absurd")
@@ -45,6 +46,15 @@ def _check_stage(s: int, stage: StagePrice) -> None:
         _refuse(f"stage {s} has micro-batches of more than {MAX_SAMPLES:,} samples")
     if len(set(stage.devices)) != len(stage.devices):
         _refuse(f"stage {s} names a device twice")
+
+
+def _list_seconds(stage: StagePrice) -> list[float]:
+    """What its buckets take and slow."""
+    law = stage.reduction
+    if law is None:
+        return []
+    times = [(each.seconds, each.backward_s, each.weight_grad_s) for each in law.buckets]
+    return [law.slows, law.slowed, *(each for row in times for each in row)]
 
 
 def _check_transfer(priced: PricedStages, transfer: TransferPrice) -> None:

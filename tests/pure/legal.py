@@ -17,8 +17,9 @@ from graphplan.schedule.lower import lower_schedule
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.simulate.engine import predict_step
 from tests.pure.plans import GB, make_cluster, make_model, make_stages
-from tests.pure.strategies import branch_edges, chain_edges, dag_prices
+from tests.pure.strategies import branch_edges, chain_edges, dag_prices, with_buckets
 
+replace = msgspec.structs.replace
 BYTES = {
     "fixed_bytes": GB,
     "saved_bytes": 40,
@@ -34,6 +35,7 @@ def legal_plans() -> dict[str, Plan]:
     chain = _price(chain_edges(3), 4)
     branches = _price(branch_edges(2, 2), 4)
     replicas = _price(chain_edges(3), 3, devices=[(0, 1), (2,), (3, 4)], sizes=[2, 2, 2])
+    buckets = add_buckets(replicas)
     shared = _price(chain_edges(4), 3, devices=[(0,), (0,), (1,), (1,)])
     mixed = _price(chain_edges(3), 2, sizes=[2, 4, 2])
     frozen = _price(branch_edges(2, 1), 4, trains=[False, True, True])
@@ -43,6 +45,8 @@ def legal_plans() -> dict[str, Plan]:
         "chain": make_legal(chain, build_1f1b(chain)),
         "branches": make_legal(branches, build_1f1b(branches)),
         "replicas": make_legal(replicas, build_1f1b(replicas)),
+        "buckets": make_legal(buckets, build_1f1b(buckets)),
+        "split-buckets": make_legal(buckets, split_backwards(build_1f1b(buckets))),
         "shared": make_legal(shared, build_gpipe(shared)),
         "mixed": make_legal(mixed, build_1f1b(mixed)),
         "frozen": make_legal(frozen, build_1f1b(frozen)),
@@ -58,6 +62,21 @@ def legal_plans() -> dict[str, Plan]:
         ),
         "local": make_legal(replicas, build_1f1b(replicas), WeightPolicy(name="local")),
     }  # fmt: skip
+
+
+def add_buckets(priced: PricedStages) -> PricedStages:
+    """The same with two buckets for every stage with replicas, which hold all of its weights."""
+    stages = tuple(
+        replace(
+            with_buckets(price, [0.5, 1.0], [0.75, 0.5], slows=0.5, slowed=0.25),
+            trained_bytes=2000,
+            reduce_s=0.0,
+        )
+        if len(price.devices) > 1
+        else price
+        for price in priced.stages
+    )
+    return replace(priced, stages=stages)
 
 
 def _price(

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from graphplan.nouns.plan import Plan
+from graphplan.nouns.prices import Bucket
 from graphplan.nouns.schedule import parse_program
 from graphplan.nouns.task import Instruction, Task, Transfer
+from tests.pure.strategies import with_buckets
 
 Line = list[str]
 replace = msgspec.structs.replace
@@ -537,6 +539,56 @@ def change_a_price(plan: Plan) -> Iterator[tuple[Plan, str]]:
             yield change_price(plan, s, needs_backward=False), f"{s} needs no backward"
         if len(stage.devices) > 1:
             yield change_price(plan, s, devices=stage.devices[::-1]), f"devices of {s} turned"
+
+
+@breaks("price-buckets")
+def change_the_buckets(plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """A gradient is reduced before it is complete, after the backward, twice, or by nobody."""
+    for s, price in enumerate(plan.prices.stages):
+        if price.reduction is None:
+            continue
+        buckets = price.reduction.buckets
+        for k, bucket in enumerate(buckets):
+            for name in ("backward_s", "weight_grad_s"):
+                for moment, what in ((-0.1, "before"), (price.backward_s + 9, "after")):
+                    moved = replace(bucket, **{name: moment})
+                    yield (
+                        _rebucket(plan, s, (*buckets[:k], moved, *buckets[k + 1 :])),
+                        (f"bucket {k} of stage {s} is complete {what} its backward"),
+                    )
+            rest = (*buckets[:k], *buckets[k + 1 :])
+            yield _rebucket(plan, s, rest), f"bucket {k} of stage {s} is not reduced"
+            yield (
+                _rebucket(plan, s, (*buckets, bucket)),
+                f"bucket {k} of stage {s} is reduced twice",
+            )
+        yield _rebucket(plan, s, buckets[::-1]), f"the last bucket of stage {s} goes first"
+        yield change_price(plan, s, reduction=None), f"stage {s} reduces nothing"
+
+
+def _rebucket(plan: Plan, s: int, buckets: tuple[Bucket, ...]) -> Plan:
+    law = plan.prices.stages[s].reduction
+    assert law is not None
+    return change_price(plan, s, reduction=replace(law, buckets=buckets))
+
+
+@breaks("price-buckets")
+def add_buckets_where_none_belong(plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """A stage on one device, or one that is averaged, reduces gradients."""
+    for s, price in enumerate(plan.prices.stages):
+        if len(price.devices) == 1 or plan.policy.name == "local":
+            law = with_buckets(price, [0.5], [0.1]).reduction
+            yield change_price(plan, s, reduction=law), f"stage {s} has a bucket"
+
+
+@breaks("prediction")
+def predict_a_step_that_waits_for_no_bucket(plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """R ends before its last bucket has arrived."""
+    for s, price in enumerate(plan.prices.stages):
+        if price.reduction is not None:
+            first, last = price.reduction.buckets
+            slow = (first, replace(last, seconds=plan.prediction.step_s))
+            yield _rebucket(plan, s, slow), f"nobody waits for the last bucket of stage {s}"
 
 
 @breaks("price-transfers", "price-edges")

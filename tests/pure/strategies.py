@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import strategies as st
 
-from graphplan.nouns.prices import Message, PricedStages, StagePrice, TransferPrice
+from graphplan.nouns.prices import (
+    Bucket,
+    Message,
+    PricedStages,
+    Reduction,
+    StagePrice,
+    TransferPrice,
+)
 
 ROOMY_BYTES = 1 << 40
 
@@ -177,6 +185,7 @@ def priced_stages(
     frozen: bool = False,
     tight_memory: bool = False,
     updates: bool = False,
+    buckets: bool = False,
 ) -> PricedStages:
     """A random stage graph with small whole times, so that sums of seconds are exact.
 
@@ -199,7 +208,7 @@ def priced_stages(
     heights = heights_of(num, edges)
     hosted = max(sum(d in each for each in placed) for d in range(num_devices))
     roomy = hosted * 2 * (1 + max(heights)) * max(sizes)
-    return dag_prices(
+    priced = dag_prices(
         edges,
         draw(st.integers(1, max_micro_batches), label="micro-batches"),
         num_stages=num,
@@ -216,6 +225,58 @@ def priced_stages(
         update_s=1.0 if updates else 0.0,
         memory_bytes=roomy if tight_memory else ROOMY_BYTES,
     )
+    return draw_buckets(draw, priced) if buckets else priced
+
+
+def draw_buckets(draw: st.DrawFn, priced: PricedStages) -> PricedStages:
+    """The same, with up to three buckets for every stage with replicas; lanes of their own, or
+    channels that messages take, too."""
+    is_shared = draw(st.booleans(), label="lanes are channels")
+    stages = []
+    for price in priced.stages:
+        if len(price.devices) > 1 and price.needs_backward:
+            lanes = tuple(f"d{d}>" if is_shared else f"lane {d}" for d in price.devices)
+            shares = sorted(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
+            seconds = [float(draw(st.integers(0, 3))) for _ in shares]
+            slows, slowed = (draw(st.sampled_from([0.0, 0.0, 1.0])) for _ in range(2))
+            price = with_buckets(
+                price,
+                [share / 4 for share in shares],
+                seconds,
+                lanes=lanes,
+                slows=slows,
+                slowed=slowed,
+            )
+        stages.append(price)
+    return msgspec.structs.replace(priced, stages=tuple(stages))
+
+
+def with_buckets(
+    price: StagePrice,
+    shares: Sequence[float],
+    seconds: Sequence[float],
+    *,
+    lanes: Sequence[str] = (),
+    slows: float = 0.0,
+    slowed: float = 0.0,
+) -> StagePrice:
+    """The price with buckets that are complete after these shares of the backward."""
+    reduction = Reduction(
+        buckets=tuple(
+            Bucket(
+                bytes=1000,
+                seconds=each,
+                backward_s=share * price.backward_s,
+                weight_grad_s=share * price.weight_grad_s,
+            )
+            for share, each in zip(shares, seconds, strict=True)
+        ),
+        lanes=tuple(lanes) or tuple(f"d{d}>" for d in price.devices),
+        slows=slows,
+        slowed=slowed,
+    )
+    held = 1000 * len(reduction.buckets)
+    return msgspec.structs.replace(price, reduction=reduction, trained_bytes=held)
 
 
 def draw_devices(

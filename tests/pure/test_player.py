@@ -40,7 +40,12 @@ def crowded_stages(draw: st.DrawFn) -> PricedStages:
     """Random stages with all that the player knows, and sometimes few channels."""
     priced = draw(
         priced_stages(
-            replicas=True, shared_devices=True, mixed_sizes=True, frozen=True, updates=True
+            replicas=True,
+            shared_devices=True,
+            mixed_sizes=True,
+            frozen=True,
+            updates=True,
+            buckets=True,
         )
     )
     width = draw(st.sampled_from([0, 0, 2, 100]), label="senders on one channel")

@@ -1,7 +1,7 @@
 """Bounds from groups of devices: two stages have the same devices or no device in common.
 
 Weighed seconds as in costs.py; s_u(r) are the least that all devices spend on node u with r
-replicas, its reduction and update included (without latencies, which stages share).
+replicas, its update included (without its launch, which stages share).
 
 Group. Let v have r replicas, hence a group G of r devices. Every other node u is either on G, has r
     replicas and costs s_u(r), or is on the N - r others and costs o_u = min_{q <= N-r} s_u(q). Let
@@ -10,7 +10,7 @@ Group. Let v have r replicas, hence a group G of r devices. Every other node u i
     p times the first plus the second, for any p >= 0, and the cheaper side for every u:
         T >= (p s_v(r) + sum_u min(p s_u(r), o_u)) / max_g (p g + 1 - g).
     Few replicas of a heavy node leave it too slow (nodebound.py); many of them leave few devices to
-    the others, or reductions of the others over as many.
+    the others, or updates of the others on as many.
 
 Starts. Either no node has replicas: then devices have different nodes, and a device is idle until
     the first of its nodes may start. That node reads from other devices only, so that every tensor
@@ -77,7 +77,7 @@ def bound_starts(
     return Bound(
         step_s=step_s,
         proof=f"all work on {len(problem.cluster.devices)} devices that first wait for a tensor,"
-        " or reductions",
+        " or replicas",
     )
 
 

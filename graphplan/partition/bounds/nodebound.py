@@ -2,11 +2,12 @@
 
 Notation and the memory rule are those of bound.py. A stage with node v on r devices, which see n
 samples of each of M = B / (n r) micro-batches, reduces the gradients of v's weights over the r
-devices after its last backward and updates them. The devices are busy meanwhile, for at least
+devices when the last of them is complete, and updates them. That takes at least
 
     c_v(r) = the least reduction of v's own weights over any r devices + their update,
 
-as more weights in a stage take longer, and other placements do not take less.
+as more weights in a bucket take longer, and other placements do not take less. The devices may do
+something else while they reduce; of their time only the update is certain.
 
 Node. Before the first forward of v lies head_v(m), after its last input gradient tail_v(m), see
     ways.py, for the micro-batch size m = n r that the replicas of v imply: T >= t_v(n, r) = head +
@@ -15,12 +16,12 @@ Node. Before the first forward of v lies head_v(m), after its last input gradien
     beside the tail). Nodes of head or tail that share v's stage run before or after v inside its
     tasks, so that nothing is counted twice. A pinned node has r = 1.
 
-    If reductions ran beside the backward, c_v(r) would be the update alone, and r c'_v(r) no time
-    of the devices: both would have to leave the reduction out, or weigh it by the room beside it.
+    A reduction may run beside the backwards of other nodes, but not beside the one that it waits
+    for, so that it counts here; it is no time of the devices, so that it does not below.
 
 Capacity. A plan of T seconds runs every node with some t_v(n, r) <= T, and all devices together
-    have no more than their time: with l_k and a_v as in bound.py, and c'_v(r) for c_v(r) without
-    latencies, which the nodes of a stage share,
+    have no more than their time: with l_k and a_v as in bound.py, and c'_v(r) for the update
+    without its launch, which the nodes of a stage share,
     T >= C(T) = sum_v min { min_k l_k a_v(k, n) + r c'_v(r) min_k l_k : t_v(n, r) <= T }.
     t_v(n, r) is at least the bound of v's group of devices, see groupbound.py.
     The nodes that are too heavy for few devices must be replicated, and pay for it. C falls as T
@@ -43,8 +44,6 @@ from graphplan.partition.bounds.ways import find_gradients, measure_heads, measu
 
 NUM_HALVINGS = 24
 """Of the interval in which the bound by capacity lies."""
-LARGE_BYTES = 1 << 50
-"""Amounts of weights whose difference shows what a byte takes without latencies."""
 
 
 def bound_nodes(problem: Problem, costs: NodeCosts, *, local_steps: int) -> list[Bound]:
@@ -108,7 +107,7 @@ def _bound_capacity(problem: Problem, steps: Floats, spent: Floats, low: float) 
                 high = middle
     return Bound(
         step_s=low,
-        proof=f"all work and the reductions that so short a step needs, over"
+        proof=f"all work with the replicas that so short a step needs, over"
         f" {len(problem.cluster.devices)} devices",
     )
 
@@ -119,8 +118,6 @@ def _measure_closing(problem: Problem, count: int, local_steps: int) -> tuple[Fl
     trained = numpy.where(problem.needs_backward, problem.trained_elements, 0)
     amounts, place = numpy.unique(trained, return_inverse=True)
     used = [cluster.types[kind] for kind in set(problem.type_index_by_device)]
-    large, larger = (least_allreduce_time(cluster, count, k * LARGE_BYTES) for k in (1, 2))
-    rate = (larger - large) / LARGE_BYTES
     closing, moving = [], []
     for elements in amounts.tolist():
         num_bytes = elements * problem.element_bytes
@@ -128,7 +125,7 @@ def _measure_closing(problem: Problem, count: int, local_steps: int) -> tuple[Fl
         launch_s = max(kind.launch_s for kind in used)
         reduce_s = least_allreduce_time(cluster, count, num_bytes)
         closing.append(reduce_s / local_steps + update_s)
-        moving.append(rate * num_bytes / local_steps + max(0.0, update_s - launch_s))
+        moving.append(max(0.0, update_s - launch_s))
     return numpy.array(closing)[place], numpy.array(moving)[place]
 
 

@@ -151,7 +151,7 @@ class Appraiser:
             returning_s = price.input_grad_s if self.relaxed else price.backward_s
             weights_s = price.weight_grad_s if self.relaxed else 0.0
             trains = price.needs_backward
-            closing_s = (price.reduce_s + price.update_s) * trains
+            closing_s = price.closing_s
             seconds = (price.forward_s, price.backward_s, returning_s, weights_s, closing_s)
             memory = (price.fixed_bytes, price.saved_bytes, price.workspace_bytes)
             nodes = numpy.array(part.nodes, dtype=numpy.int64)
@@ -185,7 +185,7 @@ class Appraiser:
             inside = set(tie.readers)
             holders = [p for p, part in enumerate(parts) if not inside.isdisjoint(part.nodes)]
             devices = sorted({device for p in holders for device in parts[p].devices})
-            reduce_s = self.cost.reduce_time(devices, tie.trained_elements)
+            reduce_s = self.cost.reductions.time_all(devices, tie.trained_elements)
             for p in holders:
                 seconds[CLOSING, p] += reduce_s * self._row(parts[p])[3]
         if not self._has_hosts:

@@ -41,10 +41,11 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class ListedCosts:
-    """Of every stage of a list: seconds of a micro-batch, bytes whatever is in flight, bytes of
-    each micro-batch in flight."""
+    """Of every stage of a list: seconds of a micro-batch and of its backward, bytes whatever is in
+    flight, bytes of each micro-batch in flight."""
 
     busy_s: Floats
+    backward_s: Floats
     fixed_bytes: Ints
     saved_bytes: Ints
 
@@ -67,6 +68,7 @@ class StageList:
             costs = self.cuts.costs(size, types, recompute=recompute)
             self._costs[key] = ListedCosts(
                 self._pick(costs.busy_s),
+                self._pick(costs.backward_s),
                 self._pick(costs.fixed_bytes + costs.workspace_bytes),
                 self._pick(costs.saved_bytes),
             )
@@ -164,10 +166,15 @@ class StageTables:
     def _make_tables(self, place: Place) -> PlaceTables:
         stages, index = self.stages, self.problem.size_index[self.size // len(place.devices)]
         # The price of a stage: computing, with its share of the reduction, or its transfers.
-        reduce_s = stages.cuts.cost.reduce_times(place.devices, stages.own_elements) / self.count
+        cost = stages.cuts.cost
         front, back = stages.moved_bytes(index)
         moving_s = numpy.maximum(front * place.front_s_per_byte, back * place.back_s_per_byte)
         plain, again = (stages.costs(place.types, index, recompute=r) for r in (False, True))
+        left_s, left_again_s = (
+            cost.reductions.left_over(place.devices, stages.own_elements, each.backward_s)
+            / self.count
+            for each in (plain, again)
+        )
         most = self._most_in_flight(place, plain)
         most_again = self._most_in_flight(place, again) * self.problem.allow_recompute
         # A pinned node has one device, and no node pinned elsewhere beside it.
@@ -176,9 +183,9 @@ class StageTables:
         return PlaceTables(
             first=stages.first[kept],
             last=stages.last[kept],
-            seconds=numpy.maximum(plain.busy_s + reduce_s, moving_s)[kept],
+            seconds=numpy.maximum(plain.busy_s + left_s, moving_s)[kept],
             most=most[kept],
-            recomputed_s=numpy.maximum(again.busy_s + reduce_s, moving_s)[kept],
+            recomputed_s=numpy.maximum(again.busy_s + left_again_s, moving_s)[kept],
             recomputed_most=most_again[kept],
         )
 

@@ -233,7 +233,9 @@ class FlightSearch:
         problem = self.cost.problem
         size = problem.size_index[micro_batch_size // num_replicas]
         sums, costs = line.sums(size), line.costs(size)
-        reduce_s = self.cost.reduce_times(range(num_replicas), sums.own_elements)
+        left_s = self.cost.reductions.left_over(
+            range(num_replicas), sums.own_elements, costs.backward_s
+        )
         room = self.memory_bytes - costs.fixed_bytes - costs.workspace_bytes
         saved = costs.saved_bytes
         most = numpy.where(saved > 0, room // numpy.maximum(saved, 1), numpy.inf)
@@ -241,7 +243,7 @@ class FlightSearch:
             num_replicas=num_replicas,
             micro_batch_size=micro_batch_size,
             seconds_per_sample=costs.busy_s / micro_batch_size
-            + (reduce_s + costs.update_s) / problem.training.batch_size,
+            + (left_s + costs.update_s) / problem.training.batch_size,
             max_in_flight=numpy.where(room >= 0, most, -1.0) * micro_batch_size,
         )
 

@@ -88,7 +88,9 @@ class _Outlook:
         cycle_s = bound_cycle(self.cost, setting)
         path_s = max(cycle_s, self._measure_path(index))
         share = self.sums[index].own_elements // num_units
-        closing_s = self.cost.reduce_time(range(unit), share) + costs.update_s / num_units
+        beside_s = costs.backward_s / num_units
+        left_s = self.cost.reductions.left_over(range(unit), numpy.array([share]), beside_s)
+        closing_s = float(left_s[0]) + costs.update_s / num_units
         return Prospect(setting, cycle_s, path_s, (count - 1) * cycle_s + path_s + closing_s)
 
     def _measure_path(self, index: int) -> float:

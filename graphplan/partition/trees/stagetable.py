@@ -81,13 +81,13 @@ def _make_table(cuts: Cuts, setting: Setting, num_units: int) -> StageTable:
     plain, again = (cuts.costs(size, recompute=each) for each in (False, True))
     link, share = choose_link(problem, replicas)
     wire = sums.received_bytes * share / link.bandwidth_bytes_per_s
-    reduce_s = cuts.cost.reduce_times(range(replicas), sums.own_elements)
+    left_s = cuts.cost.reductions.left_over(range(replicas), sums.own_elements, plain.backward_s)
     host_s = _time_hosts(link, sums)
     columns = {
         SECONDS: numpy.where(cuts.legal, numpy.maximum(plain.busy_s + 2 * host_s, wire), numpy.inf),
         FORWARD: plain.forward_s + host_s,
         MESSAGE: numpy.where(sums.received_bytes > 0, wire + link.latency_s, 0.0),
-        CLOSING: reduce_s + plain.update_s,
+        CLOSING: left_s + plain.update_s,
         RESTING: plain.fixed_bytes + plain.workspace_bytes,
         SAVED: plain.saved_bytes,
         RECOMPUTING: again.fixed_bytes + again.workspace_bytes,

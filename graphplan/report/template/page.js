@@ -33,7 +33,7 @@ function drawLegend() {
     for (const kind of Object.keys(planData.kind_names)) {
       if (used.has(kind)) entries.push([planData.kind_colours[kind], planData.kind_names[kind]]);
     }
-    if (timeline.channels) entries.push([planData.transfer_colours.F, "activations sent"], [planData.transfer_colours.B, "gradients sent"]);
+    if (timeline.channels) entries.push([planData.transfer_colours.F, "activations sent"], [planData.transfer_colours.B, "gradients sent"], [planData.transfer_colours.R, "gradients reduced"]);
   } else {
     const word = timeline.scheme === "stage" ? "stage" : "micro-batch";
     const seen = new Set(deviceRows.flatMap((row) => [...row[timeline.scheme]]));

@@ -19,9 +19,12 @@ class SpanRow {
   get length() { return this.start.length; }
 
   nameOf(i) {
-    const sender = this.isChannel ? `${this.source[i]}>` : "";
+    const sender = this.isBetween(i) ? `${this.source[i]}>` : "";
     return `${sender}${this.stage[i]}${this.kind[i]}${this.batch[i]}`;
   }
+
+  /** Whether a span is a message between stages, not a task or a bucket of gradients. */
+  isBetween(i) { return this.isChannel && this.kind[i] !== "R"; }
 
   /** The span at a time, or the nearest within `reach` seconds; -1 when there is none. */
   find(time, reach) {

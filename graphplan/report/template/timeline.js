@@ -155,6 +155,10 @@ function describeSpan(found) {
   const [start, end] = [row.start[index], row.end[index]];
   const kind = planData.kind_names[row.kind[index]] || row.kind[index];
   const lines = [["time", `${formatSeconds(start)} to ${formatSeconds(end)}`], ["takes", formatSeconds(end - start)]];
+  if (row.isChannel && !row.isBetween(index)) {
+    lines.push(["channel", row.name]);
+    return [`${row.nameOf(index)}: a bucket of gradients of stage ${row.stage[index]}`, lines];
+  }
   if (row.isChannel) {
     const [source, target] = [row.source[index], row.stage[index]];
     const price = planData.transfers.find((each) => each.src === source && each.dst === target);
