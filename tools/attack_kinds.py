@@ -52,6 +52,8 @@ READING: dict[str, str] = {
     "graphplan/cost/measure_clock.py": "no foreign file: /proc and /dev/null",
     "graphplan/report/page.py": "no foreign file: the template of the package",
     "graphplan/export/torch_launcher.py": "no foreign file: the folder that it is exported with",
+    "graphplan/export/deepspeed_module.py": "no foreign file: the folder that it is exported with",
+    "graphplan/export/torchtitan_config.py": "no foreign file: the folder that it is exported with",
     "runtime/clocks.py": "no foreign file: /proc",
     "runtime/faults/board.py": "no foreign file: the private folder of the run",
     "runtime/faults/pulse.py": "no foreign file: /proc",

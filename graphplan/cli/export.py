@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +13,13 @@ from graphplan.errors import InvalidOption, UnknownName
 from graphplan.files import read_noun, write_bytes
 from graphplan.nouns.plan import Plan
 
-TARGETS = ("deepspeed", "dot", "json", "megatron", "torch")
-NEED_MODEL = ("deepspeed", "megatron", "torch")
+if TYPE_CHECKING:
+    from graphplan.nouns.opgraph import OpGraph
+
+PICTURES = ("dot", "json")
+"""What any plan can become."""
+FOLDERS = ("deepspeed", "torch", "torchtitan")
+TARGETS = (*PICTURES, "megatron", *FOLDERS)
 
 
 @click.command(
@@ -21,10 +27,15 @@ NEED_MODEL = ("deepspeed", "megatron", "torch")
     epilog="Example: graphplan export plan.json --to torch --model examples/gpt.py -o exported",
 )
 @click.argument("plan", type=str)
-@click.option("--to", "target", required=True, help=", ".join(TARGETS))
+@click.option("--to", "target", required=True, help=", ".join(sorted(TARGETS)))
 @click.option("--model", help="The model file or graph.json of the plan.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As in search.")
-@click.option("-o", "--output", help="File (or folder, for torch); default: standard output.")
+@click.option(
+    "-o",
+    "--output",
+    help="File (.yaml for Megatron's YAML), default: standard output; for"
+    f" {', '.join(FOLDERS)} a folder.",
+)
 def command(
     plan: str, target: str, model: str | None, settings: tuple[str, ...], output: str | None
 ) -> None:
@@ -32,16 +43,23 @@ def command(
     if target not in TARGETS:
         raise UnknownName("export target", target, TARGETS)
     given = read_noun(plan, Plan)
-    if target in NEED_MODEL and model is None:
+    if target in PICTURES:
+        _write(_draw(given, target), output)
+        return
+    if model is None:
         raise InvalidOption(
             f"Exporting to {target} needs the modules of the model.",
             remedy=f"Add --model with the model of the plan ({given.model.name}).",
         )
-    if target == "torch":
-        assert model is not None
-        click.echo(_export_folder(given, model, settings, output or "exported"))
+    graph = load_graph(model, parse_settings(settings))
+    if target == "megatron":
+        _write(_say_megatron(given, graph, output), output)
         return
-    text = _render(given, target, model, settings)
+    folder = Path(output or "exported")
+    click.echo(_fill(given, graph, target, model, settings, folder))
+
+
+def _write(text: str, output: str | None) -> None:
     if output:
         write_bytes(text.encode(), Path(output))
         click.echo(f"written to {output}")
@@ -49,32 +67,35 @@ def command(
         click.echo(text)
 
 
-def _render(plan: Plan, target: str, model: str | None, settings: tuple[str, ...]) -> str:
+def _draw(plan: Plan, target: str) -> str:
     if target == "dot":
         from graphplan.report.dot import render_dot
 
         return render_dot(plan)
-    if target == "json":
-        from graphplan.export.flat import export_flat
+    from graphplan.export.flat import export_flat
 
-        return json.dumps(export_flat(plan), indent=1)
-    assert model is not None
-    graph = load_graph(model, parse_settings(settings))
-    if graph.fingerprint != plan.model.fingerprint:
-        raise InvalidOption(
-            f"{model} has the fingerprint {graph.fingerprint}, the plan {plan.model.fingerprint}.",
-            remedy="Give the model file and settings from which the plan was made.",
-        )
-    if target == "megatron":
-        from graphplan.export.megatron import export_megatron
+    return json.dumps(export_flat(plan), indent=1)
 
-        return json.dumps(export_megatron(plan, graph), indent=1)
+
+def _say_megatron(plan: Plan, graph: OpGraph, output: str | None) -> str:
+    from graphplan.export.megatron import export_megatron, render_arguments, render_yaml
+
+    words = export_megatron(plan, graph)
+    is_yaml = output is not None and output.endswith((".yaml", ".yml"))
+    return render_yaml(words) if is_yaml else render_arguments(words)
+
+
+def _fill(
+    plan: Plan, graph: OpGraph, target: str, model: str, settings: tuple[str, ...], folder: Path
+) -> str:
+    if target == "torch":
+        from graphplan.export.torch import export_torch
+
+        return export_torch(plan, graph, model, parse_settings(settings), folder)
+    if target == "torchtitan":
+        from graphplan.export.torchtitan import export_torchtitan
+
+        return export_torchtitan(plan, graph, folder)
     from graphplan.export.deepspeed import export_deepspeed
 
-    return json.dumps(export_deepspeed(plan, graph), indent=1)
-
-
-def _export_folder(plan: Plan, model: str, settings: tuple[str, ...], output: str) -> str:
-    from graphplan.export.torch import export_torch
-
-    return export_torch(plan, model, parse_settings(settings), Path(output))
+    return export_deepspeed(plan, graph, folder)

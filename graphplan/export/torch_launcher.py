@@ -5,6 +5,7 @@
 Written by `graphplan export --to torch`. The stages are cut from the model by graphplan; schedule
 and transfers are torch's (private API of torch 2.13: `_PipelineScheduleRuntime`, `_load_csv`).
 `--check` compares losses and gradients of the first step with the whole model in one process.
+Weights that several stages share are one tensor on a rank; between ranks their gradients are added.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.utils.checkpoint import checkpoint
 
 from graphplan.files import read_noun
 from graphplan.frontend import (
@@ -44,14 +46,20 @@ FED = "fed_"
 class Carrier(nn.Module):
     """A stage that takes what the previous one sends and sends on what later ones need."""
 
-    def __init__(self, stage: StageModule, taken: Sequence[str], sent: Sequence[str]) -> None:
+    def __init__(
+        self, stage: StageModule, taken: Sequence[str], sent: Sequence[str], *, recompute: bool
+    ) -> None:
         super().__init__()
         self.stage, self.taken, self.sent = stage, tuple(taken), tuple(sent)
+        self.recompute = recompute
 
     def forward(self, *carried: torch.Tensor, **fed: torch.Tensor) -> Any:
         values = dict(zip(self.taken, map(tidy_gradient, carried), strict=True))
         values |= {name.removeprefix(FED): tensor for name, tensor in fed.items()}
-        values |= self.stage.run_values(values)
+        if self.recompute:
+            values |= checkpoint(self.stage.run_values, values, use_reentrant=False)
+        else:
+            values |= self.stage.run_values(values)
         if self.stage.loss is not None:
             return values[self.stage.loss].reshape(1)
         return tuple(values[name].contiguous() for name in self.sent)
@@ -105,6 +113,7 @@ def main() -> None:
         load_weights(stages[s], state)
         stages[s].to(device)
     own = [stages[s] for s in mine]
+    ties = join_ties(plan, stages, mine)
     schedule = make_schedule(plan, stages, mine, device)
     optimizers = make_optimizers(file, own)
     for step in range(options.steps):
@@ -112,6 +121,7 @@ def main() -> None:
         batch = captured.flatten_batch(file.inputs(plan.training.batch_size))
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
         losses = run_step(schedule, own, batch, plan.training.batch_size)
+        finish_gradients(own, ties, count_micro_batches(plan))
         if losses:
             say({"step": step, "loss": float(torch.stack(losses).detach().mean())})
         if options.check and step == 0:
@@ -135,13 +145,53 @@ def read_export() -> tuple[Plan, ModelFile, Captured]:
 
 
 def cut_stages(plan: Plan, captured: Captured, device: torch.device) -> tuple[StageModule, ...]:
-    """The stage modules for a device; none may hold a weight of another."""
+    """The stage modules for a device."""
     stage_by_op = {op: s for s, stage in enumerate(plan.stages.stages) for op in stage.ops}
-    stages = cut_graph(captured, stage_by_op, device=device)
-    tied = sorted(shared_weights(stages))
-    if tied:
-        sys.exit(f"Stages share the weights {tied}: run this plan with `graphplan run`.")
-    return stages
+    return cut_graph(captured, stage_by_op, device=device)
+
+
+def join_ties(
+    plan: Plan, stages: Sequence[StageModule], mine: Sequence[int]
+) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+    """The trained weights of this rank that other ranks hold, too, with the group of them.
+
+    Stages of this rank that share a weight get one parameter; it would be updated twice otherwise.
+    """
+    trained = {weight.name for stage in stages for weight in stage.weights if weight.trainable}
+    ties = []
+    for name, held in sorted(shared_weights(stages).items()):
+        if name not in trained:
+            continue
+        ranks = sorted({plan.stages.stages[s].devices[0] for s in held})
+        group = dist.new_group(ranks) if len(ranks) > 1 else None  # all ranks make all groups
+        own = [stages[s] for s in held if s in mine]
+        path, _, key = name.rpartition(".")
+        for stage in own[1:]:
+            stage.get_submodule(path).register_parameter(key, own[0].get_parameter(name))
+        if own and group is not None:
+            assert isinstance(group, dist.ProcessGroup)
+            ties.append((own[0].get_parameter(name), group))
+    return ties
+
+
+def finish_gradients(
+    own: Sequence[StageModule],
+    ties: Sequence[tuple[nn.Parameter, dist.ProcessGroup]],
+    num_micro_batches: int,
+) -> None:
+    """Means over the micro-batches in place of sums, and sums over the uses of a tied weight."""
+    for parameter in dict.fromkeys(p for stage in own for p in stage.parameters()):
+        if parameter.grad is not None:
+            parameter.grad /= num_micro_batches
+    for parameter, group in ties:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad, group=group)
+
+
+def count_micro_batches(plan: Plan) -> int:
+    """Micro-batches of a batch."""
+    return plan.training.batch_size // plan.stages.stages[0].micro_batch_size
 
 
 def join_ranks() -> tuple[int, torch.device]:
@@ -160,14 +210,24 @@ def make_schedule(
     """torch's runtime with the exported schedule."""
     sent = carry_values(stages)
     pipes = [
-        PipelineStage(Carrier(stages[s], sent[s - 1] if s else [], sent[s]), s, len(stages), device)
+        PipelineStage(
+            Carrier(
+                stages[s],
+                sent[s - 1] if s else [],
+                sent[s],
+                recompute=bool(plan.stages.stages[s].recompute),
+            ),
+            s,
+            len(stages),
+            device,
+        )
         for s in mine
     ]
     schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
         pipes,
-        plan.training.batch_size // plan.stages.stages[0].micro_batch_size,
+        count_micro_batches(plan),
         loss_fn=lambda output, _: output.sum(),
-        scale_grads=True,
+        scale_grads=False,  # torch would scale a weight of two stages twice
     )
     schedule._load_csv(str(HERE / "schedule.csv"))
     return schedule
@@ -175,7 +235,9 @@ def make_schedule(
 
 def make_optimizers(file: ModelFile, own: Sequence[StageModule]) -> list[torch.optim.Optimizer]:
     """One for the weights of this rank; none where its stages have no weights."""
-    parameters = [p for stage in own for p in stage.parameters() if p.requires_grad]
+    parameters = [
+        p for p in dict.fromkeys(p for stage in own for p in stage.parameters()) if p.requires_grad
+    ]
     if not parameters:
         return []
     return [file.optimizer(parameters) if file.optimizer else torch.optim.SGD(parameters, 1e-3)]

@@ -13,8 +13,7 @@ import io
 import re
 from collections.abc import Iterator
 
-from graphplan.errors import InvalidFile, InvalidOption
-from graphplan.nouns.prices import PricedStages
+from graphplan.errors import InvalidFile
 from graphplan.nouns.schedule import Schedule
 from graphplan.nouns.task import COMPUTE_KINDS, Task, parse_task
 
@@ -22,9 +21,8 @@ _DROPPED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
-def format_torch_csv(priced: PricedStages, schedule: Schedule) -> str:
-    """The compute-only CSV of a chain's schedule; graphs and replicas are refused."""
-    refuse_graphs(priced)
+def format_torch_csv(schedule: Schedule) -> str:
+    """The compute-only CSV; whether torch can run it is for export/gate.py to say."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(
         map(str, tasks) for tasks in schedule.tasks_by_device
@@ -63,23 +61,3 @@ def parse_cell(cell: str, rank: int) -> Iterator[Task]:
                 remedy="Kinds are F, B, I and W.",
             )
         yield task
-
-
-def refuse_graphs(priced: PricedStages) -> None:
-    """Refuse what torch's runtime cannot run."""
-    problem = None
-    if list(priced.edges) != [(s, s + 1) for s in range(len(priced.stages) - 1)]:
-        problem = "These stages are not a chain"
-    elif any(len(stage.devices) > 1 for stage in priced.stages):
-        problem = "A stage has several devices"
-    elif len({stage.micro_batch_size for stage in priced.stages}) > 1:
-        problem = "Micro-batches differ in size"
-    elif not all(stage.needs_backward for stage in priced.stages):
-        problem = "A stage has no backward"
-    elif not all(priced.stages_by_device):
-        problem = "A device has no stage"
-    if problem:
-        raise InvalidOption(
-            f"{problem}, which torch.distributed.pipelining's runtime cannot run.",
-            remedy="Run the plan with graphplan's own runtime, or plan a chain.",
-        )

@@ -33,6 +33,32 @@ def build():
 def inputs(batch_size):
     return {"x": torch.randn(batch_size, 16), "target": torch.randn(batch_size, 16)}
 """
+TIED = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x).square().mean()
+
+
+def build():
+    return Tied()
+
+
+def inputs(batch_size):
+    return {"tokens": torch.randint(0, 32, (batch_size, 4))}
+"""
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("hidden=32", "heads=2", "sequence=8")
 
@@ -69,6 +95,17 @@ def test_a_model_input_may_be_called_target(tmp_path: Path) -> None:
     model.write_text(WITH_TARGET)
     wishes = ["--gpus", "2", "--batch", "8", "--planner", "equal", "--schedule", "1f1b"]
     check_records(run_exported([str(model)], wishes, tmp_path, num_ranks=2), num_ranks=2)
+
+
+def test_tied_weights_and_recomputation_are_exported(tmp_path: Path) -> None:
+    """Embedding and head share a weight across ranks; every stage is recomputed as a whole."""
+    model = tmp_path / "model.py"
+    model.write_text(TIED)
+    wishes = ["--gpus", "2", "--batch", "16", "--planner", "equal", "--schedule", "1f1b"]
+    wishes += ["--recompute", "full"]
+    check_records(run_exported([str(model)], wishes, tmp_path, num_ranks=2), num_ranks=2)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert all(stage["recompute"] == stage["ops"] for stage in plan["stages"]["stages"])
 
 
 def run_exported(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from graphplan.errors import InvalidFile, InvalidOption
-from graphplan.nouns.prices import PricedStages
+from graphplan.errors import InvalidFile
 from graphplan.schedule.onefoneb import build_1f1b
 from graphplan.schedule.torchtext import format_torch_csv, parse_torch_csv
-from tests.pure.strategies import chain_prices, dag_prices
+from tests.pure.strategies import chain_prices
 
 
 def test_a_chain_is_written_row_by_row() -> None:
     """One row for each rank, and back again."""
     priced = chain_prices(2, 2)
     schedule = build_1f1b(priced)
-    text = format_torch_csv(priced, schedule)
+    text = format_torch_csv(schedule)
     assert text == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     assert parse_torch_csv(text, name="1f1b") == schedule
 
@@ -33,19 +32,3 @@ def test_other_cells_are_refused(cell: str) -> None:
     """Text that torch's own parser would half read is an error that names the row."""
     with pytest.raises(InvalidFile, match="Row 2"):
         parse_torch_csv(f"0F0\n{cell}\n", name="x")
-
-
-@pytest.mark.parametrize(
-    ("priced", "reason"),
-    [
-        (dag_prices([(0, 2), (1, 2)], 1), "not a chain"),
-        (chain_prices(2, 1, devices=[(0, 1), (2,)]), "several devices"),
-        (chain_prices(2, 1, micro_batch_sizes=[2, 1]), "differ in size"),
-        (chain_prices(2, 1, needs_backward=[False, True]), "no backward"),
-        (chain_prices(2, 1, devices=[(0,), (2,)]), "no stage"),
-    ],
-)
-def test_what_torch_cannot_run_is_refused(priced: PricedStages, reason: str) -> None:
-    """Graphs, replicas, unequal sizes, frozen stages and idle ranks have no file."""
-    with pytest.raises(InvalidOption, match=reason):
-        format_torch_csv(priced, build_1f1b(priced))

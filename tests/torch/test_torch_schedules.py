@@ -178,7 +178,7 @@ def test_our_schedules_are_accepted_by_torch(name: str, per_device: int, tmp_pat
     forward = [1.0, 2.0, 1.5, 1.0, 0.5, 2.0][: len(devices)]
     priced = chain_prices(len(devices), 6, devices=devices, forward_s=forward, backward_s=3)
     schedule = BUILDERS[name](priced)
-    text = format_torch_csv(priced, schedule)
+    text = format_torch_csv(schedule)
     assert parse_torch_csv(text, name=schedule.name) == schedule
     runtime = load_with_torch(priced, text, tmp_path / "schedule.csv")
     assert runtime.stage_index_to_group_rank == {s: s % 3 for s in range(len(devices))}
