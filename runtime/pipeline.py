@@ -28,7 +28,12 @@ from graphplan_runtime.messages.losses import LossExchange
 from graphplan_runtime.messages.queues import Note
 from graphplan_runtime.messages.transport import Transport
 from graphplan_runtime.messages.wiretypes import cast_dtype
-from graphplan_runtime.placement import list_communicators, list_pairs, place_weight
+from graphplan_runtime.placement import (
+    list_communicators,
+    list_gathering,
+    list_pairs,
+    place_weight,
+)
 from graphplan_runtime.saving import load_pipeline, save_pipeline
 from graphplan_runtime.stages.capture import capture_model, check_model
 from graphplan_runtime.stages.executor import Actions, StepState, run_actions
@@ -88,10 +93,9 @@ class Pipeline:
         self.ended: dict[int, list[Note]] = {}
         """When the tasks ran of the batches that ended in the last step, by number of the batch."""
         self.holdings = Holdings(captured.graph, plan.stages)
-        pairs, groups = list_pairs(plan), list_communicators(plan, self.holdings)
         with self.status.waiting():
             require_agreement({"plan": encode_noun(plan).decode()})
-            self.transport = Transport(self.device, pairs=pairs, groups=groups)
+            self.transport = self._make_transport()
         self.rank = self.transport.rank
         self.weights = self._take_weights(state or {}, copy=copy_state)
         self.versions = {
@@ -101,11 +105,20 @@ class Pipeline:
         self.variants = self._make_variants(recapture)
         self.losses = LossExchange(self.transport, self._find_loss_devices())
         self.updater = self._make_updater(optimizer, scheduler, clip_norm, check_finite)
+        self.variants.gathered = self.updater.gathered
         self._actor = self._make_actor(check_finite=check_finite)
         self.flight = None if plan.policy.is_synchronous else self._make_flight()
         self._last_actions: Actions = ()
 
     # -- making ----------------------------------------------------------------------------------
+
+    def _make_transport(self) -> Transport:
+        return Transport(
+            self.device,
+            pairs=list_pairs(self.plan),
+            groups=list_communicators(self.plan, self.holdings),
+            gathering=list_gathering(self.plan),
+        )
 
     def _list_weights(self, stage: int) -> list[str]:
         """Weights of a stage, in the order of the graph, as its module has them."""
@@ -300,6 +313,20 @@ class Pipeline:
         return self.transport.queues.place(tensor, cast_dtype(tensor.dtype, self.plan.training))
 
     # -- checkpoints -----------------------------------------------------------------------------
+
+    def gather_weights(self) -> dict[str, torch.Tensor]:
+        """Copies of this device's weights, whole; all ranks must call it.
+
+        `weights` are the weights themselves, and no numbers between two steps where replicas share
+        them (zero 3).
+        """
+        found = {name: each.detach().clone() for name, each in self.weights.items()}
+        with self.status.waiting():
+            for shards in self.updater.shards.values():
+                if not shards.keeps_weights:
+                    parts = {name: each.detach() for name, each in shards.own.items()}
+                    found |= {name: each.clone() for name, each in shards.assemble(parts)}
+        return found
 
     def prepare_save(self, folder: Path | str) -> SaveFolder:
         """Try the folder and lock it for this run; all ranks must call it, before the first step.

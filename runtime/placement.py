@@ -46,6 +46,11 @@ def list_communicators(plan: Plan, holdings: Holdings) -> Iterable[Group]:
         yield from holdings.list_replica_groups()
 
 
+def list_gathering(plan: Plan) -> Iterable[Group]:
+    """Groups of devices that gather weights for every task."""
+    return (tuple(sorted(each.devices)) for each in plan.stages.stages if each.zero == 3)
+
+
 def place_weight(
     tensor: torch.Tensor, weight: Weight, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:

@@ -96,10 +96,15 @@ def load_pipeline(pipeline: Pipeline, folder: Path, *, verify: bool) -> None:
         tensors = _read_tensors(pipeline, found.path, manifest, verify=verify)
     with status.waiting():
         require_agreement({"checkpoint": f"{found.path.name} {encode_noun(manifest).decode()}"})
+    shared = pipeline.updater.shards.values()
+    hidden = {n: s for s in shared if not s.keeps_weights for n in s.names.values()}
     with _refusing_odd(found.path):
         with torch.no_grad():
             for name, weight in pipeline.weights.items():
-                weight.copy_(tensors[name])
+                if name in hidden:
+                    hidden[name].load(name, tensors[name])
+                else:
+                    weight.copy_(tensors[name])
         changed = restore_updater(pipeline.updater, manifest, tensors)
         # Before anything of the batches in flight is under way between the ranks.
         _say_words(pipeline, found, manifest, changed, verify=verify)

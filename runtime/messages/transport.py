@@ -45,6 +45,7 @@ class Transport:
         *,
         pairs: Iterable[tuple[int, int]] = (),
         groups: Iterable[Group] = (),
+        gathering: Iterable[Group] = (),
         queues: Queues | None = None,
     ) -> None:
         self.device = device
@@ -54,11 +55,14 @@ class Transport:
         self._world = _as_group(dist.group.WORLD)
         self.has_tags = device.type == "cpu"
         self._by_direction: dict[tuple[int, int], dist.ProcessGroup] = {}
-        self._by_group: dict[Group, dist.ProcessGroup] = {}
         with shut_doors():
-            self._make_groups(pairs, groups)
+            self._make_pairs(pairs)
+            self._by_group = self._make_groups(groups)
+            self._gathering = self._make_groups(gathering)
+            """For groups that gather weights beside sums of gradients: the order in which the two
+            are posted may differ between their members."""
 
-    def _make_groups(self, pairs: Iterable[tuple[int, int]], groups: Iterable[Group]) -> None:
+    def _make_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Every process takes part in making every group, in the same order."""
         if self.has_tags:
             self._upwards = [_as_group(dist.new_group()) for _ in range(NUM_LANES)]
@@ -69,10 +73,14 @@ class Transport:
                 made = dist.new_group([src, dst], backend=backend, timeout=GROUP_TIMEOUT)
                 if self.rank in (src, dst):
                     self._by_direction[src, dst] = _as_group(made)
+
+    def _make_groups(self, groups: Iterable[Group]) -> dict[Group, dist.ProcessGroup]:
+        found = {}
         for members in sorted(set(groups)):
             made = dist.new_group(list(members), timeout=GROUP_TIMEOUT)
             if self.rank in members:
-                self._by_group[members] = _as_group(made)
+                found[members] = _as_group(made)
+        return found
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         """Post a send; the tensor must stay as it is until the work is done."""
@@ -117,7 +125,8 @@ class Transport:
         gloo's own call for ranges takes longer than a broadcast of each, as that for their sums
         does, and wants them to be of one size.
         """
-        pg, own = self._by_group[group], group.index(self.rank)
+        pg = self._gathering.get(group) or self._by_group[group]
+        own = group.index(self.rank)
         if not self.has_tags and _are_equal(bounds):
             return pg._allgather_base(flat, flat[bounds[own] : bounds[own + 1]])
 

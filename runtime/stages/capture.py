@@ -48,12 +48,6 @@ def check_model(plan: Plan, captured: Captured) -> None:
 def _refuse_unknown(plan: Plan) -> None:
     """Refuse what a plan may say and this runtime does not do yet."""
     for s, stage in enumerate(plan.stages.stages):
-        if stage.zero == 3:
-            raise InvalidOption(
-                f"Stage {s} shares its weights among replicas (zero 3), which this runtime cannot"
-                " yet.",
-                remedy="Search again with --zero 0, 1 or 2.",
-            )
         if stage.recompute and stage.recompute != stage.ops:
             raise InvalidOption(
                 f"Stage {s} recomputes {len(stage.recompute)} of its {len(stage.ops)} ops; this"

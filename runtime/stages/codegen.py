@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -49,6 +50,45 @@ Defer = Callable[..., Any]
 """Runs (function, *data) so that weight gradients wait; see deferred.py."""
 
 
+class Uses(NamedTuple):
+    """What is called around nodes, because of the weights that they read."""
+
+    before: Mapping[fx.Node, Sequence[Callable[[], object]]]
+    after: Mapping[fx.Node, Sequence[Callable[[], object]]]
+
+
+def find_uses(
+    graph: fx.Graph,
+    owners: Mapping[str, str],
+    bucket_by_weight: Mapping[str, int],
+    open_bucket: Callable[[int], object],
+    close_bucket: Callable[[int], object],
+) -> Uses:
+    """Open a bucket of weights before its first reader and close it after its last one.
+
+    `owners` say whose memory a value shares: who reads a view of a weight reads the weight.
+    """
+    holding: dict[fx.Node, int] = {}
+    first: dict[int, fx.Node] = {}
+    last: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        owner = str(node.target) if node.op == "get_attr" else owners.get(node.name, "")
+        if owner in bucket_by_weight:
+            holding[node] = bucket_by_weight[owner]
+        if node.op == "call_function":
+            for index in sorted(
+                {holding[each] for each in node.all_input_nodes if each in holding}
+            ):
+                first.setdefault(index, node)
+                last[index] = node
+    before: dict[fx.Node, list[Callable[[], object]]] = {}
+    after: dict[fx.Node, list[Callable[[], object]]] = {}
+    for index, node in first.items():
+        before.setdefault(node, []).append(partial(open_bucket, index))
+        after.setdefault(last[index], []).append(partial(close_bucket, index))
+    return Uses(before, after)
+
+
 def generate_function(
     graph: fx.Graph,
     *,
@@ -57,15 +97,18 @@ def generate_function(
     attributes: Mapping[str, Any],
     deferred: Mapping[fx.Node, Sequence[fx.Node]] | None = None,
     defer: Defer | None = None,
+    uses: Uses | None = None,
 ) -> StageFunction:
     """A function of the tensors named `inputs` and then those named `weights`.
 
     Other things that the graph reads by `get_attr` are taken from `attributes` once. Nodes in
     `deferred` are run by `defer`, which gets a function of the data nodes that are listed for them.
+    What `uses` lists is called before and after its nodes.
     """
     writer = _Writer(graph, inputs, weights, attributes)
     writer.deferred = deferred or {}
     writer.scope["defer"] = defer
+    writer.uses = uses or writer.uses
     return writer.write()
 
 
@@ -82,6 +125,7 @@ class _Writer:
         self.inputs = {name: f"x{i}" for i, name in enumerate(inputs)}
         self.attributes = attributes
         self.deferred: Mapping[fx.Node, Sequence[fx.Node]] = {}
+        self.uses = Uses({}, {})
         self.scope: dict[str, Any] = {}
         self.names: dict[fx.Node, str] = {}
         self.lines: list[str] = []
@@ -90,7 +134,9 @@ class _Writer:
         arguments = ", ".join((*self.inputs.values(), *self.weights.values()))
         last_uses = _find_last_uses(self.graph)
         for i, node in enumerate(self.graph.nodes):
+            self._write_calls(self.uses.before.get(node, ()))
             self._write_node(node, f"v{i}")
+            self._write_calls(self.uses.after.get(node, ()))
             dead = [self.names[gone] for gone in last_uses.get(node, ()) if self._is_local(gone)]
             if dead and node.op != "output":
                 self.lines.append(f"{' = '.join(dead)} = None")
@@ -102,6 +148,10 @@ class _Writer:
         exec(compile(source, place, "exec"), self.scope)
         function: StageFunction = self.scope["run_stage"]
         return function
+
+    def _write_calls(self, calls: Sequence[Callable[[], object]]) -> None:
+        for call in calls:
+            self.lines.append(f"{self._bind(call, f'use_{len(self.scope)}')}()")
 
     def _is_local(self, node: fx.Node) -> bool:
         return node.op in ("call_function", "placeholder")

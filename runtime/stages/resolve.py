@@ -108,17 +108,15 @@ class _Resolver:
         if instruction.kind in ("R", "U"):
             return self._close(instruction)
         if not self._rows(instruction):
-            return self._contribute(instruction, None)
+            runner = self.rank.runners[instruction.stage]
+            return self._contribute(instruction, runner.standing_by(instruction.kind))
         if instruction.kind == "F":
             return self._forward(instruction)
         run = self._weights if instruction.kind == "W" else self._backward
         return self._contribute(instruction, run(instruction))
 
     def _contribute(self, task: Task, run: Action | None) -> Action | None:
-        """A task that may add to gradients which are reduced while they arise.
-
-        It has its part in that, too, when it has no rows: the other replicas count on it.
-        """
+        """A task that may add to gradients which are reduced while they arise, rows or no rows."""
         reducer = self.rank.closing.reducers.get(task.stage)
         if reducer is None or task.kind not in ("B", "W"):
             return run

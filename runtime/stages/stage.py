@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from graphplan.frontend import StageModule
 from graphplan.nouns.opgraph import OpGraph
 from graphplan_runtime.stages import recast
-from graphplan_runtime.stages.codegen import generate_function
+from graphplan_runtime.stages.codegen import Uses, find_uses, generate_function
 from graphplan_runtime.stages.deferred import (
     Kept,
     call_deferred,
@@ -24,6 +24,7 @@ from graphplan_runtime.stages.deferred import (
 )
 from graphplan_runtime.stages.graphstate import list_saved, replace_saved
 from graphplan_runtime.stages.randomness import draws_numbers, seed_device
+from graphplan_runtime.updates.gathered import GatheredWeights
 from graphplan_runtime.updates.weights import WeightVersions
 
 Tensors = Sequence[torch.Tensor]
@@ -32,7 +33,7 @@ _run_engine: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_
 """What `torch.autograd.backward` calls after checks that cost as much as a small backward."""
 
 
-_GRAD_IS_ON = contextlib.nullcontext()
+_GRAD_IS_ON = _NOTHING = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class StageSetup:
     split_backward: bool = False
     recompute: bool = False
     autocast: torch.dtype | None = None
+    gathered: GatheredWeights | None = None
+    """What has the weights that replicas share."""
     recasts: bool = False
     """Whether casts of weights are made again for the backward, which uses other weights."""
 
@@ -60,6 +63,8 @@ class _Saved:
     kept: Kept
     buffers: dict[int, torch.Tensor]
     """By place among the weights: what the forward will have changed when it runs again."""
+    alive: list[int] = dataclasses.field(default_factory=list)
+    """What autograd keeps of gathered weights, by bucket."""
     found: Sequence[weakref.ref[recast.Kept]] = ()
     """What the backward will find, where casts are made again."""
 
@@ -82,8 +87,11 @@ class StageRunner:
         self._mutated = _find_mutated(module, graph)
         self._saved: dict[int, _Saved] = {}
         self._found: Sequence[weakref.ref[recast.Kept]] = ()
+        self._alive: list[int] = []
         self._kept: Kept = []
         """Where the running forward's deferred ops will leave their weight gradients."""
+        self._owners = {op.name: op.alias for op in graph.ops if op.alias is not None}
+        """The value or weight whose memory a value shares."""
         flowing = {op.name for op in graph.ops if op.needs_backward}
         self._on_data = _find_outputs_on_data(module, self.needs_grad, flowing)
         self._function = self._generate(flowing)
@@ -103,7 +111,17 @@ class StageRunner:
             weights=[weight.name for weight in module.weights],
             attributes=_Attributes(module),
             deferred=deferred,
+            uses=self._find_uses(),
             defer=lambda function, *data: call_deferred(self._kept, function, *data),
+        )
+
+    def _find_uses(self) -> Uses | None:
+        """Where the function opens and closes buckets of gathered weights."""
+        gathered = self.setup.gathered
+        if gathered is None:
+            return None
+        return find_uses(
+            self.module.graph, self._owners, gathered.index_by_name, gathered.open, gathered.close
         )
 
     # -- tasks -----------------------------------------------------------------------------------
@@ -123,7 +141,7 @@ class StageRunner:
         else:
             inputs, kept, outputs, roots = self._record(inputs, weights, seed)
         if self.setup.has_backward:
-            saved = _Saved(inputs, roots, stamp, seed, kept, buffers, self._found)
+            saved = _Saved(inputs, roots, stamp, seed, kept, buffers, self._alive, self._found)
             self._saved[micro_batch] = saved
         return [output.detach() for output in outputs]
 
@@ -132,10 +150,11 @@ class StageRunner:
         saved = self._open(micro_batch)
         del self._saved[micro_batch]
         roots, starts = _pair(saved.roots, gradients)
-        if roots:
-            _run_engine(
-                roots, starts, False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
+        with self._gathering(saved):
+            if roots:
+                _run_engine(
+                    roots, starts, False, False, (), allow_unreachable=True, accumulate_grad=True
+                )
         self.weights.collect(micro_batch)
         return [
             each.grad if need else None
@@ -154,7 +173,8 @@ class StageRunner:
         saved.kept.extend(zip(*_pair(others, gradients), strict=True))
         leaves = [x for x, need in zip(saved.inputs, self.needs_grad, strict=True) if need]
         roots, starts = _pair(on_data, gradients)
-        found = iter(_differentiate(roots, leaves, starts))
+        with self._gathering(saved):
+            found = iter(_differentiate(roots, leaves, starts))
         saved.inputs, saved.roots = [], []
         return [next(found) if need else None for need in self.needs_grad]
 
@@ -162,8 +182,26 @@ class StageRunner:
         """Task W: accumulate the gradients of the weights, which task I left out."""
         saved = self._saved.pop(micro_batch)
         leaves = self.weights.backward_weights(micro_batch)
-        weight_half(saved.kept, [each for each in leaves if each.requires_grad])
+        with self._gathering(saved):
+            weight_half(saved.kept, [each for each in leaves if each.requires_grad])
         self.weights.collect(micro_batch)
+
+    def standing_by(self, kind: str) -> Callable[[object], None] | None:
+        """For a task that has no rows here: the other replicas gather weights for it."""
+        gathered = self.setup.gathered
+        if gathered is None:
+            return None
+        is_forward, recomputes = kind == "F", self.setup.recompute and kind != "W"
+
+        def stand_by(_: object) -> None:
+            if is_forward or recomputes:
+                gathered.begin_forward()
+                gathered.end()
+            if not is_forward:
+                gathered.begin_backward(gathered.count_none())
+                gathered.end()
+
+        return stand_by
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -215,13 +253,24 @@ class StageRunner:
 
     # -- parts -----------------------------------------------------------------------------------
 
+    def _gathering(self, saved: _Saved) -> contextlib.AbstractContextManager[object]:
+        """While a backward runs."""
+        if self.setup.gathered is None:
+            return _NOTHING
+        return self.setup.gathered.passing_back(saved.alive)
+
     def _call(self, inputs: Tensors, weights: Tensors, seed: int) -> tuple[Any, ...]:
         if self.is_random:
             seed_device(self.setup.device, seed)
-        if self.setup.autocast is None:
+        if self.setup.autocast is None and self.setup.gathered is None:
             return self._function(*inputs, *weights)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.autocast(self.setup.device.type, dtype=self.setup.autocast))
+            if self.setup.autocast is not None:
+                stack.enter_context(
+                    torch.autocast(self.setup.device.type, dtype=self.setup.autocast)
+                )
+            if self.setup.gathered is not None:
+                self._alive = stack.enter_context(self.setup.gathered.passing())
             if self.setup.recasts and torch.is_grad_enabled():
                 self._found = stack.enter_context(recast.recasting(weights))
             return self._function(*inputs, *weights)
@@ -252,6 +301,7 @@ class StageRunner:
             saved.inputs, saved.kept, _, saved.roots = self._record(
                 saved.inputs, weights, saved.seed
             )
+            saved.alive = self._alive
         return saved
 
 

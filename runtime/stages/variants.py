@@ -29,6 +29,7 @@ from graphplan_runtime.messages.wiretypes import find_autocast, find_dtypes
 from graphplan_runtime.stages.executor import Actions
 from graphplan_runtime.stages.resolve import Rank, resolve_program
 from graphplan_runtime.stages.stage import StageRunner, StageSetup
+from graphplan_runtime.updates.gathered import GatheredWeights
 from graphplan_runtime.updates.weights import WeightVersions
 
 Batch = Any
@@ -86,6 +87,8 @@ class Variants:
         self.recapture = recapture
         self.versions: dict[int, WeightVersions] = {}
         """By stage; to be filled before the first batch."""
+        self.gathered: Mapping[int, GatheredWeights] = {}
+        """By stage, where weights are gathered for every task; the same."""
         self._by_shapes: dict[Shapes, Variant] = {}
 
     def find(self, batch: Batch) -> tuple[Variant, Tensors]:
@@ -150,6 +153,7 @@ class Variants:
             split_backward="I" in kinds,
             recompute=bool(self.plan.stages.stages[stage].recompute),
             autocast=find_autocast(self.plan.training),
+            gathered=self.gathered.get(stage),
             recasts=self.plan.training.mixed and self.plan.policy.forgets,
         )
 

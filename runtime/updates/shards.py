@@ -94,10 +94,10 @@ class Shards:
             for work in works:
                 work.wait()
 
-    def own_part(self, index: int) -> torch.Tensor:
-        """The own range of a bucket of weights."""
-        flat = self.flats[index]
-        return flat[self.buckets[index].own_range(self.replica)] if self.keeps_weights else flat
+    def load(self, name: str, whole: torch.Tensor) -> None:
+        """Take what this replica owns of a weight's new values."""
+        if name in self.own:
+            self.own[name].copy_(self.pieces[name].take_from(whole))
 
     def assemble(
         self, values: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None

@@ -28,6 +28,7 @@ from graphplan_runtime.faults.status import Status
 from graphplan_runtime.messages.buckets import average_tensors, start_sums, sum_gradients
 from graphplan_runtime.messages.transport import Group, Transport
 from graphplan_runtime.updates.buckets import Piece
+from graphplan_runtime.updates.gathered import GatheredWeights
 from graphplan_runtime.updates.holdings import TIED, Holdings
 from graphplan_runtime.updates.norms import Norms
 from graphplan_runtime.updates.pending import Pending
@@ -74,6 +75,8 @@ class Updater:
         """By stage, where replicas reduce their gradients."""
         self.shards: dict[int, Shards] = {}
         """By stage, where replicas share its state."""
+        self.gathered: dict[int, GatheredWeights] = {}
+        """By stage, where they share its weights, too."""
         self._share(status or Status())
         self.schedulers = {o: scheduler(each) for o, each in self.optimizers.items() if scheduler}
         self.norms = Norms(
@@ -115,6 +118,9 @@ class Updater:
             if shards is not None:
                 self.shards[stage] = shards
                 self.parameters[stage] = dict(shards.own)
+                if not shards.keeps_weights:
+                    gathered = self.gathered[stage] = GatheredWeights(shards, status.waiting)
+                    self.versions_by_stage[stage].listen(gathered.arrive, named.values())
 
     def reduce(self, stage: int) -> None:
         """Task R; a stage on one device has one for its tied weights, which wait for the end."""

@@ -56,6 +56,17 @@ def make_setup(level: ZeroLevel, **options: Any) -> Setup:
                 "zero": [2, 0, 0],
             },
         ),
+        (3, {"optimizer": "adamw", "rows_by_step": [8, 7, 3, 1], "recompute": (1,)}),
+        (
+            3,
+            {
+                "case": "unet",
+                "devices": [(0, 1), (2, 3), (0, 1), (2, 3)],
+                "schedule": "gpipe",
+                "stage_by_module": None,
+            },
+        ),
+        (3, {"schedule": "split", "optimizer": "adafactor", "pipeline": {"clip_norm": 0.1}}),
         (2, {"schedule": "gpipe", "optimizer": "adafactor", "pipeline": {"clip_norm": 0.1}}),
     ],
     ids=str,
@@ -67,7 +78,7 @@ def test_levels(crew: Crew, level: ZeroLevel, options: dict[str, Any]) -> None:
 
 OTHERS: list[dict[str, Any]] = [
     {"zero": [0, 0]},
-    {"zero": [2, 1]},
+    {"zero": [2, 3]},
     {
         "zero": [1],
         "devices": [(0, 1, 2, 3)],
@@ -80,7 +91,7 @@ OTHERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_resume_across_levels(crew: Crew, tmp_path: Path, optimizer: str) -> None:
     """Checkpoints hold whole tensors: other levels, replicas and stages go on from them."""
-    setup = make_setup(1, optimizer=optimizer, num_steps=6, zero=[1, 2])
+    setup = make_setup(1, optimizer=optimizer, num_steps=6, zero=[1, 3])
     wanted = train_whole(setup)
     crew.run(4, train_and_save, setup, str(tmp_path), 3)
     for other in [setup, *(dataclasses.replace(setup, **each) for each in OTHERS)]:

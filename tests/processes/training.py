@@ -134,7 +134,7 @@ def make_pipeline(setup: Setup, *, dtype: torch.dtype = torch.float64) -> Pipeli
 
 def read_weights(pipeline: Pipeline) -> dict[str, torch.Tensor]:
     """Copies of the weights of this rank."""
-    return {name: tensor.detach().clone() for name, tensor in pipeline.weights.items()}
+    return pipeline.gather_weights()
 
 
 def train_pipeline(setup: Setup, dtype: torch.dtype = torch.float64) -> Result:
