@@ -9,13 +9,17 @@ small batches: profile the model itself where that matters.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy
+
 from graphplan.coarsen import coarsen_graph
 from graphplan.cost.problem import make_problem
+from graphplan.cost.sums import SINGLE, bytes_per_trained_element
 from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import Cluster, DeviceType
 from graphplan.nouns.opgraph import Op, OpGraph, Weight
@@ -66,7 +70,7 @@ def pose_profiled(
         if max_share is None
         else coarsen_graph(graph, seconds_by_op=seconds, max_share=max_share)
     )
-    return make_problem(
+    problem = make_problem(
         graph,
         tables,
         cluster,
@@ -75,6 +79,26 @@ def pose_profiled(
         micro_batch_sizes=micro_batch_sizes,
         recompute=recompute,
         pins=pins,
+    )
+    return _hold_as_measured(problem, workload, measured)
+
+
+def _hold_as_measured(problem: Problem, workload: ProfiledWorkload, measured: int) -> Problem:
+    """The problem with the memory of the file, where it has any."""
+    op_by_name = {op.name: op for op in workload.ops}
+    nodes = [[op_by_name[name] for name in node.ops] for node in problem.nodes]
+    if any(op.stashed_bytes is None or op.fixed_bytes is None for op in workload.ops):
+        return problem
+    stashed = numpy.array([sum(op.stashed_bytes or 0 for op in ops) for ops in nodes]) / measured
+    fixed = numpy.array([sum(op.fixed_bytes or 0 for op in ops) for ops in nodes])
+    own = sum(bytes_per_trained_element(problem.training, problem.element_bytes, SINGLE))
+    return dataclasses.replace(
+        problem,
+        saves=(),
+        saved_bytes=numpy.ceil(numpy.outer(problem.sample_sizes, stashed)).astype(numpy.int64),
+        held_bytes=numpy.ceil(numpy.maximum(fixed - own * problem.trained_elements, 0)).astype(
+            numpy.int64
+        ),
     )
 
 
@@ -173,12 +197,14 @@ def build_table(
 
 
 def guess_batch_size(workload: ProfiledWorkload) -> int:
-    """The batch at which a file was measured.
+    """The batch at which a file was measured, where it does not say so.
 
     Linear layers give it away (`out_features=1000` with 512,000 bytes of float32: 128); else it is
     the largest power of two up to 256 that divides every output but the smallest ones, which may be
     shapes and scalars.
     """
+    if workload.batch_size is not None:
+        return workload.batch_size
     votes: Counter[int] = Counter()
     for op in workload.ops:
         found = re.search(r"out_features=(\d+)", op.op)

@@ -66,6 +66,15 @@ class MaxLoadWorkload(Noun, frozen=True, kw_only=True, dict=True):
         return _sort_names([op.name for op in self.ops], self.precedence)
 
 
+class RecomputedOp(Noun, frozen=True, kw_only=True):
+    """The same op when its forward is made again in the backward."""
+
+    seconds: float
+    """Of forward and backward."""
+    stashed_bytes: float
+    fixed_bytes: float
+
+
 class ProfiledOp(Noun, frozen=True, kw_only=True):
     """An op of a profiled file; bytes are those of the whole measured batch."""
 
@@ -75,6 +84,19 @@ class ProfiledOp(Noun, frozen=True, kw_only=True):
     backward_s: float
     output_bytes: int
     param_bytes: int = 0
+    stashed_bytes: float | None = None
+    """Kept from the forward to the backward; None: what the op reads."""
+    fixed_bytes: float | None = None
+    """Held whatever is in flight; None: weights, gradients and optimizer states."""
+    recomputed: RecomputedOp | None = None
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """All numbers."""
+        again = self.recomputed
+        rest = (again.seconds, again.stashed_bytes, again.fixed_bytes) if again else ()
+        held = (self.stashed_bytes or 0.0, self.fixed_bytes or 0.0, *rest)
+        return self.forward_s, self.backward_s, self.output_bytes, self.param_bytes, *held
 
 
 class ProfiledEdge(Noun, frozen=True, kw_only=True):
@@ -91,15 +113,13 @@ class ProfiledWorkload(Noun, frozen=True, kw_only=True, dict=True):
     format: Literal["graphplan/profiled-workload"] = "graphplan/profiled-workload"
     version: Literal[1] = 1
     name: str
+    batch_size: int | None = None
+    """Of the measurement; None: it has to be guessed."""
     ops: tuple[ProfiledOp, ...]
     edges: tuple[ProfiledEdge, ...]
 
     def __post_init__(self) -> None:
-        _check_numbers(
-            (op.name, value)
-            for op in self.ops
-            for value in (op.forward_s, op.backward_s, op.output_bytes, op.param_bytes)
-        )
+        _check_numbers((op.name, value) for op in self.ops for value in op.figures)
         _check_numbers((edge.src, edge.bytes) for edge in self.edges)
         known = _check_names(op.name for op in self.ops)
         _check_ends(self.pairs, known)
