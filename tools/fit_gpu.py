@@ -23,13 +23,22 @@ from graphplan.cost.hardware import find_device_type
 from graphplan.cost.laws.gemm import Floats
 from graphplan.cost.laws.price import price_group
 from graphplan.nouns.cluster import DeviceType, Law
-from tools.gpu_data import Sample, Samples, is_held_out, read_samples
+from tools.gpu_data import (
+    FITTED_FAMILIES,
+    Sample,
+    Samples,
+    is_held_out,
+    read_nodes,
+    read_samples,
+)
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 MARK = "\n# Laws: fitted by tools/fit_gpu.py; `error`: mean error on shapes that were not fitted.\n"
 NUM_FITTED = 2500
 SOFT = 0.1
-STEPS = 30
+STEPS, TRIES = 60, 14
+ENOUGH = 1e-5
+"""Share of the loss that a step must save."""
 
 
 class Figure(NamedTuple):
@@ -44,17 +53,30 @@ GEMM = {
     "efficiency": Figure(0.85, 6), "fill": Figure(0.0115, 2), "prologue": Figure(100, 1),
     "memory": Figure(0.8, 6), "launch_us": Figure(2.8, 4), "sharp": Figure(2.7, 2),
     "split_us": Figure(3, 2), "sag": Figure(0.04, 2), "copies": Figure(15, 1),
+    "least_tile": Figure(4000, 0.5),
 }  # fmt: skip
-VECTOR = GEMM | {
-    "efficiency": Figure(0.9, 6), "fill": Figure(0.035, 1), "prologue": Figure(8, 1),
-    "launch_us": Figure(20, 0.5), "sag": Figure(0.005, 2), "sharp": Figure(3, 1),
-    "odd": Figure(0.05, 1),
+LINEAR = {
+    "efficiency": Figure(0.9, 1.5), "fill": Figure(0.035, 0.25), "prologue": Figure(8, 0.25),
+    "memory": Figure(0.8, 1.5), "launch_us": Figure(20, 0.12), "sharp": Figure(3, 0.25),
+    "split_us": Figure(3, 0.5), "sag": Figure(0.005, 0.5), "copies": Figure(15, 0.25),
+    "odd": Figure(0.15, 0.1), "least_tile": Figure(1500, 0.12),
 }  # fmt: skip
+CONVOLUTION = {
+    "efficiency": Figure(0.85, 3), "fill": Figure(0.035, 1), "prologue": Figure(8, 1),
+    "memory": Figure(0.8, 6), "launch_us": Figure(30, 0.5), "sharp": Figure(2, 1),
+    "winograd": Figure(0.7, 2), "winograd_fill": Figure(0.035, 1),
+    "winograd_prologue": Figure(8, 1), "transform": Figure(1, 0.5),
+    "winograd_us": Figure(10, 0.5),
+}  # fmt: skip
+HOT = Figure(0.8, 0.5)
+HOT_CARDS = ("l4", "t4")
+"""Cards of 70 W, whose sweeps are slower than nodes of steps."""
+NODE_WEIGHT = 10
 FIGURES: dict[str, dict[str, Figure]] = {
     "gemm": GEMM,
-    "gemm-float32": VECTOR,
-    "bmm-float32": VECTOR,
-    "conv-float32": VECTOR | {"winograd": Figure(1.2, 4)},
+    "gemm-float32": LINEAR,
+    "bmm-float32": LINEAR,
+    "conv-float32": CONVOLUTION,
     "attention": {
         "efficiency": Figure(0.65, 4), "narrow": Figure(0.45, 2, True),
         "wide": Figure(0.2, 2, True), "widest": Figure(-0.6, 2, True), "memory": Figure(0.6, 2),
@@ -100,15 +122,20 @@ FEWEST = 40
 def price_sample(
     sample: Sample, device: DeviceType, name: str, figures: Mapping[str, float]
 ) -> Floats:
-    """Seconds of a sample under some figures, as it was measured."""
+    """Seconds of a sample by the law under some figures, as it was measured."""
     called = {"launch_us": figures["call_us"]} if "call_us" in figures else {}
-    law = Law(figures=dict(figures) | called | MEASURED_WITH.get(name, {}))
-    return price_group(sample.kernels, msgspec.structs.replace(device, laws={name: law}))
+    hot = figures.get("hot", 1.0)
+    slowed = {key: figures[key] * hot for key in ("efficiency", "fill") if key in figures}
+    law = Law(figures=dict(figures) | called | slowed | MEASURED_WITH.get(name, {}))
+    plain = msgspec.structs.replace(device, laws={name: law}, residual=None)
+    return price_group(sample.kernels, plain)
 
 
-def fit_law(sample: Sample, device: DeviceType, name: str) -> dict[str, float]:
-    """The figures of one class on one device."""
-    wanted = FIGURES[name]
+def fit_law(
+    sample: Sample, device: DeviceType, name: str, nodes: Sample | None = None
+) -> dict[str, float]:
+    """The figures of one class on one device; `nodes` of steps tell what cool cards reach."""
+    wanted = FIGURES[name] | ({"hot": HOT} if nodes else {})
     names = list(wanted)
     start = numpy.array([_encode(wanted[each], wanted[each].start) for each in names])
     pull = numpy.array([wanted[each].pull for each in names])
@@ -119,7 +146,12 @@ def fit_law(sample: Sample, device: DeviceType, name: str) -> dict[str, float]:
     def find_errors(values: Floats) -> Floats:
         figures = {n: _decode(wanted[n], v) for n, v in zip(names, values, strict=True)}
         priced = price_sample(small, device, name, figures)
-        return numpy.concatenate([numpy.log(priced) - goal, pull * (values - start)])
+        errors = [numpy.log(priced) - goal, pull * (values - start)]
+        if nodes:
+            cool = figures | {"hot": 1.0, "launch_us": EAGER_LAUNCH_US}
+            found = numpy.log(price_sample(nodes, device, name, cool) / nodes.seconds)
+            errors.append(numpy.repeat(found, NODE_WEIGHT))
+        return numpy.concatenate(errors)
 
     found = descend(find_errors, start)
     return {n: _decode(wanted[n], float(v)) for n, v in zip(names, found, strict=True)}
@@ -147,7 +179,7 @@ def descend(find_errors: Callable[[Floats], Floats], start: Floats) -> Floats:
         weight = 1 / numpy.sqrt(1 + (errors / SOFT) ** 2)
         square, gradient = slopes.T @ (slopes * weight[:, None]), slopes.T @ (weight * errors)
         before = loss
-        for _ in range(6):
+        for _ in range(TRIES):
             ridge = damping * numpy.diag(numpy.diag(square) + 1e-9)
             trial = values + numpy.clip(numpy.linalg.solve(square + ridge, -gradient), -0.7, 0.7)
             tried = find_errors(trial)
@@ -156,7 +188,7 @@ def descend(find_errors: Callable[[Floats], Floats], start: Floats) -> Floats:
                 damping = max(damping / 5, 1e-6)
                 break
             damping *= 5
-        if before - loss < 1e-4 * before:
+        if before - loss < ENOUGH * before:
             break
     return values
 
@@ -170,14 +202,15 @@ def mean_error(priced: Floats, seconds: Floats) -> float:
     return float(numpy.abs(priced / seconds - 1).mean())
 
 
-def fit_all(samples: Samples) -> dict[str, dict[str, Law]]:
+def fit_all(samples: Samples, nodes: Samples) -> dict[str, dict[str, Law]]:
     """Laws by class and device."""
     found: dict[str, dict[str, Law]] = {name: {} for name in FIGURES}
     for (name, profile), sample in sorted(samples.items()):
         if name not in FIGURES or len(sample) < FEWEST:
             continue
-        device = msgspec.structs.replace(find_device_type(profile), residual=None)
-        figures = fit_law(sample.select(lambda each: not is_held_out(each)), device, name)
+        device = find_device_type(profile)
+        cool = nodes.get((name, profile)) if profile in HOT_CARDS else None
+        figures = fit_law(sample.select(lambda each: not is_held_out(each)), device, name, cool)
         rest = sample.select(is_held_out)
         error = mean_error(price_sample(rest, device, name, figures), rest.seconds)
         source = f"fitted to {len(sample) - len(rest)} measured shapes, judged on {len(rest)}"
@@ -227,7 +260,8 @@ def format_laws(laws: Mapping[str, Law]) -> str:
 
 def main() -> None:
     """Fit, and write the figures."""
-    found = fit_all(read_samples(Path(sys.argv[1])))
+    folder = Path(sys.argv[1])
+    found = fit_all(read_samples(folder), read_nodes(folder, FITTED_FAMILIES))
     for path in sorted((PROFILES / "hardware").glob("*.toml")):
         laws = collect_laws(found, path.stem)
         text = path.read_text().split(MARK)[0]

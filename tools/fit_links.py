@@ -26,9 +26,9 @@ COLLECTIVES: dict[str, Collective] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
 }  # fmt: skip
 STARTS = {"start_us": 6.0, "hop_us": 1.0, "efficiency": 0.9, "ends": 0.8, "half_mb": 30.0,
-          "ramp": 0.7, "crowding": 0.01, "once": 0.85}  # fmt: skip
+          "ramp": 0.7, "crowding": 0.01, "once": 0.85, "ends_once": 0.8}  # fmt: skip
 PULLS = {"start_us": 0.1, "hop_us": 0.1, "efficiency": 0.1, "ends": 0.3, "half_mb": 0.1,
-         "ramp": 2.0, "crowding": 3.0, "once": 1.0}  # fmt: skip
+         "ramp": 2.0, "crowding": 3.0, "once": 1.0, "ends_once": 0.3}  # fmt: skip
 
 
 class Kind(NamedTuple):
@@ -77,6 +77,7 @@ def make_link(kind: Kind, figures: dict[str, float]) -> Link:
         efficiency=figures["efficiency"] / kind.send, start_s=figures["start_us"] * 1e-6,
         hop_s=figures["hop_us"] * 1e-6, ends=figures["ends"], once=figures["once"],
         half_bytes=figures["half_mb"] * 1e6, ramp=figures["ramp"], crowding=figures["crowding"],
+        ends_once=figures["ends_once"],
     )  # fmt: skip
     return Link(bandwidth_bytes_per_s=kind.wire * kind.send * 1e9, latency_s=0.0, law=law)
 
@@ -122,7 +123,7 @@ def main() -> None:
             for key in STARTS}  # fmt: skip
     parts.append(format_kind("nvlink", mean, 0.75, "mean of A100, H100 and B200", None))
     network = {"start_us": 20.0, "hop_us": 4.0, "efficiency": 0.88, "ends": 0.0, "half_mb": 1.0,
-               "ramp": 1.0, "crowding": 0.001, "once": 1.0}  # fmt: skip
+               "ramp": 1.0, "crowding": 0.001, "once": 1.0, "ends_once": 0.0}  # fmt: skip
     source = (
         "all-gathers of 2 and 4 nodes (Mist: 11 of 12.5 GB/s a node); sends of H100 and A40 nodes"
     )

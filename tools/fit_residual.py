@@ -43,17 +43,12 @@ class Lesson(msgspec.Struct, frozen=True):
     target: Floats
 
 
-def plain_device(profile: str) -> DeviceType:
-    """A profile without its residual."""
-    return msgspec.structs.replace(find_device_type(profile), residual=None)
-
-
-def make_lesson(sample: Sample, device: DeviceType, name: str) -> Lesson:
+def make_lesson(sample: Sample, device: DeviceType, name: str, chips: Sequence[str]) -> Lesson:
     """What the trees see of a sample; `device` has the laws."""
     seconds = price_sample(sample, device, name, device.laws[name].figures)
     sizes = numpy.array([each[2:] for each in sample.kernels], float)
     dtype = sample.kernels[0][0]
-    values = read_features(sizes, seconds, device, find_rate(device, str(dtype)))
+    values = read_features(name, sizes, seconds, device, find_rate(device, str(dtype)), chips)
     return Lesson(values, numpy.log(sample.seconds / seconds))
 
 
@@ -94,19 +89,25 @@ def split_lessons(
     samples: Samples, devices: Mapping[str, DeviceType], name: str
 ) -> dict[str, tuple[Lesson, Lesson]]:
     """By device: what is learned from, and what judges."""
-    found = {}
+    found, chips = {}, list_chips(samples, devices, name)
     for (kind, profile), sample in samples.items():
         if kind == name and profile in devices:
             parts = [sample.select(lambda e: not is_held_out(e)), sample.select(is_held_out)]
-            learned, judged = (make_lesson(part, devices[profile], name) for part in parts)
+            learned, judged = (make_lesson(part, devices[profile], name, chips) for part in parts)
             found[profile] = (learned, judged)
     return found
+
+
+def list_chips(samples: Samples, devices: Mapping[str, DeviceType], name: str) -> tuple[str, ...]:
+    """The chips that a class was measured on."""
+    found = {devices[p].residual for kind, p in samples if kind == name and p in devices}
+    return tuple(sorted(chip for chip in found if chip is not None))
 
 
 def main() -> None:
     """Grow, judge, write."""
     samples = read_samples(Path(sys.argv[1]))
-    devices = {profile: plain_device(profile) for _, profile in samples}
+    devices = {profile: find_device_type(profile) for _, profile in samples}
     kept: dict[str, Trees] = {}
     for name in CLASSES:
         lessons = split_lessons(samples, devices, name)
@@ -122,7 +123,8 @@ def main() -> None:
         for part in PARTS
     }
     source = "boosted trees on measured over estimated seconds, tools/fit_residual.py"
-    file = ResidualFile(source=source, classes=tuple(kept), arrays=arrays)
+    chips = {name: list_chips(samples, devices, name) for name in kept}
+    file = ResidualFile(source=source, chips=chips, arrays=arrays)
     content = gzip.compress(msgspec.json.encode(file), mtime=0)
     (PROFILES / "laws" / "residual.json.gz").write_bytes(content)
     print(f"{len(content) / 1e3:.0f} kB")

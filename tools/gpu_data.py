@@ -11,6 +11,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
+import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +29,13 @@ PROFILES = {
     "V100-PCIE-32GB": "v100-32gb-pcie", "T4": "t4", "L4": "l4",
 }  # fmt: skip
 """Hardware profiles by the names that the folder uses."""
+NODE_PROFILES = {
+    "A100-PCIE-40GB": "a100-40gb-pcie", "A100-80GB-PCIe": "a100-80gb-pcie",
+    "V100-PCIE-32GB": "v100-32gb-pcie", "L4": "l4", "T4": "t4",
+}  # fmt: skip
+"""The same by the names of the files in `models/`."""
+FITTED_FAMILIES = ("bert", "opt")
+"""Models whose nodes laws may be fitted to; those of the others (gpt2, gpt3) judge."""
 LEAST_EAGER_S = 2e-4
 """Rows of eager sweeps below this show the call from an idle queue, not the kernel."""
 PASSES_BY_OP = {
@@ -87,6 +96,37 @@ def read_samples(folder: Path) -> Samples:
             name, kernel = _read_op(row)
             if kernel is not None and row["note"] != "winograd":
                 _add(found, name, row, kernel)
+    return _collect(found)
+
+
+def read_nodes(folder: Path, families: Sequence[str]) -> Samples:
+    """Products of the forwards of training and inference steps, each timed alone."""
+    found: dict[tuple[str, str], list[tuple[Kernel, float]]] = defaultdict(list)
+    for path in sorted((folder / "models").glob("*.csv.gz")):
+        device, _, model = path.name.partition("_")
+        profile = NODE_PROFILES.get(device)
+        if profile is None or not model.startswith(tuple(families)):
+            continue
+        for row in read_rows(path):
+            product = _read_node(row) if float(row["forward_s"] or 0) >= LEAST_EAGER_S else None
+            if product is not None:
+                name = "gemm-float32" if product.batch == 1 else "bmm-float32"
+                found[name, profile].append((product, float(row["forward_s"])))
+    return _collect(found)
+
+
+def _read_node(row: Row) -> Product | None:
+    """The product of a node of a traced step, if it is one."""
+    if row["target"] not in ("Linear", "addmm", "matmul", "bmm"):
+        return None
+    inputs, result = json.loads(row["input_shapes"]), json.loads(row["output_shape"])
+    inner = inputs[1 if row["target"] == "addmm" else 0][-1]
+    if row["target"] in ("Linear", "addmm"):
+        return Product("float32", 4, 1, math.prod(result[:-1]), result[-1], inner)
+    return Product("float32", 4, math.prod(result[:-2]), result[-2], result[-1], inner)
+
+
+def _collect(found: Mapping[tuple[str, str], list[tuple[Kernel, float]]]) -> Samples:
     return {
         key: Sample(tuple(k for k, _ in pairs), numpy.array([s for _, s in pairs]))
         for key, pairs in found.items()
@@ -132,4 +172,6 @@ def _read_convolution(row: Row) -> Convolution:
     side = (size + 2 * padding - kernel) // stride + 1
     positions, taps = batch * side * side, kernel * kernel
     moved = 4 * (batch * inner * size * size + inner * outer * taps + positions * outer)
-    return Convolution("float32", 4, 1, positions, outer, inner * taps, taps, moved, stride == 1)
+    padded = batch * (-(-side // 4) * 4) ** 2
+    return Convolution("float32", 4, 1, positions, outer, inner * taps, taps, moved, stride == 1,
+                       padded)  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from graphplan.cost.laws.price import find_rate, price_kernels
 from graphplan.cost.laws.residual import MOST, correct_seconds
 from graphplan.nouns.cluster import DeviceType, Law
 from tools.fit_gpu import average_laws, price_sample
-from tools.fit_residual import grow_trees, make_lesson, plain_device, split_lessons
+from tools.fit_residual import grow_trees, list_chips, make_lesson, split_lessons
 from tools.gpu_data import (
     PROFILES,
     Row,
@@ -64,6 +64,9 @@ BEFORE: dict[str, tuple[float, float, float, float]] = {
 BEFORE_LAUNCH_S = 5e-6
 LEAST_BACKWARD_S = 1e-4
 LEFT_OUT = ("a100-80gb", "h100", "l40s", "b200")
+BOARDS = ("a100-80gb-pcie", "a100-40gb-pcie")
+"""The same chip with other memory."""
+LEFT_OUT_HEAD = "| class | left out | rows | law | with residual |\n|---|---|---|---|---|"
 
 
 class SizeClass(NamedTuple):
@@ -124,8 +127,7 @@ def _least_bytes(kernel: Kernel) -> float:
 
 def price_now(sample: Sample, device: DeviceType, name: str, *, residual: bool) -> Floats:
     """Seconds by the law of a device, with or without its residual."""
-    plain = msgspec.structs.replace(device, residual=None)
-    seconds = price_sample(sample, plain, name, device.laws[name].figures)
+    seconds = price_sample(sample, device, name, device.laws[name].figures)
     first = sample.kernels[0]
     if not residual or isinstance(first, Stream | Rows):
         return seconds
@@ -191,30 +193,42 @@ def list_backward(row: Row) -> tuple[Kernel, ...]:
 
 
 def list_left_out_lines(samples: Samples) -> Iterator[str]:
-    """Every one of four devices from its datasheet alone."""
-    yield "| class | device left out | rows | law | with residual |"
-    yield "|---|---|---|---|---|"
+    """Every one of four devices from its datasheet alone, trees that know none of its chip."""
+    yield LEFT_OUT_HEAD
     for name in ("gemm", "attention"):
         for left in LEFT_OUT:
             others = [each for each in LEFT_OUT if each != left]
-            laws = {each: find_device_type(each).laws[name] for each in others}
-            device = guess_device(left, name, average_laws(laws, name))
-            known = {each: plain_device(each) for each in others}
-            trees = grow_trees([a for a, _ in split_lessons(samples, known, name).values()])
-            for title, kind, chosen in SIZE_CLASSES:
-                if kind != name:
-                    continue
-                judged = samples[name, left].select(chosen)
-                lesson = make_lesson(judged, device, name)
-                law = judged.seconds * numpy.exp(-lesson.target)
-                answer = numpy.clip(trees.predict(lesson.values), -MOST, MOST)
-                cells = [describe(each, judged.seconds) for each in (law, law * numpy.exp(answer))]
-                yield f"| {title} | {left} | {len(judged):,} | {' | '.join(cells)} |"
+            law = average_laws({each: find_device_type(each).laws[name] for each in others}, name)
+            yield from _judge_left_out(samples, name, left, others, law)
 
 
-def guess_device(profile: str, name: str, law: Law) -> DeviceType:
-    """A device of which only the datasheet is known."""
-    return msgspec.structs.replace(plain_device(profile), laws={name: law})
+def list_board_lines(samples: Samples) -> Iterator[str]:
+    """Boards whose chip was measured on another one, as H200 is read as H100."""
+    yield LEFT_OUT_HEAD
+    for name in ("gemm-float32", "bmm-float32"):
+        for left, donor in (BOARDS, BOARDS[::-1]):
+            others = [each for kind, each in samples if kind == name and each != left]
+            yield from _judge_left_out(
+                samples, name, left, others, find_device_type(donor).laws[name]
+            )
+
+
+def _judge_left_out(
+    samples: Samples, name: str, left: str, others: Sequence[str], law: Law
+) -> Iterator[str]:
+    device = msgspec.structs.replace(find_device_type(left), laws={name: law})
+    known = {each: find_device_type(each) for each in others}
+    trees = grow_trees([learned for learned, _ in split_lessons(samples, known, name).values()])
+    for title, kind, chosen in SIZE_CLASSES:
+        if kind == name:
+            judged = samples[name, left].select(chosen)
+            lesson = make_lesson(judged, device, name, list_chips(samples, known, name))
+            priced = judged.seconds * numpy.exp(-lesson.target)
+            answer = numpy.clip(trees.predict(lesson.values), -MOST, MOST)
+            cells = [
+                describe(each, judged.seconds) for each in (priced, priced * numpy.exp(answer))
+            ]
+            yield f"| {title} | {left} | {len(judged):,} | {' | '.join(cells)} |"
 
 
 def draw_picture(samples: Samples, path: Path) -> None:
@@ -253,6 +267,7 @@ def main() -> None:
     lines += ["## Kernels", "", *list_class_lines(samples), ""]
     lines += ["## Backward, nodes of at least 0.1 ms", "", *list_backward_lines(folder), ""]
     lines += ["## A device left out", "", *list_left_out_lines(samples), ""]
+    lines += ["## A board left out whose chip is known", "", *list_board_lines(samples), ""]
     lines += ["## Links", "", *list_link_lines(folder), ""]
     print("\n".join(lines))
     if "--write" in sys.argv:

@@ -88,6 +88,7 @@ class LinkLawFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     start_us: NotNegative
     hop_us: NotNegative
     ends: NotNegative
+    ends_once: NotNegative
     half_mb: NotNegative
     ramp: NotNegative
     crowding: NotNegative
@@ -321,6 +322,7 @@ def _to_link(file: LinkFile, default_kind: str | None) -> Link:
             start_s=law.start_us * 1e-6,
             hop_s=law.hop_us * 1e-6,
             ends=law.ends,
+            ends_once=law.ends_once,
             half_bytes=law.half_mb * 1e6,
             ramp=law.ramp,
             crowding=law.crowding,

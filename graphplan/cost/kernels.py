@@ -169,14 +169,26 @@ def _to_convolution(call: Call, dtype: str, flops: int, moved: int) -> Convoluti
     stride = _STRIDE.search(call.text)
     unit = stride is None or set(stride[1].split(", ")) == {"1"}
     return Convolution(dtype, image.item_bytes, groups, positions, columns, inner, taps, moved,
-                       unit and not transposed)  # fmt: skip
+                       unit and not transposed, _pad_positions(call, positions))  # fmt: skip
+
+
+def _pad_positions(call: Call, positions: int) -> int:
+    """Output positions of all samples, height and width rounded up to multiples of 4."""
+    sides = call.results[0].sizes[2:] if call.results else ()
+    if len(sides) != 2 or not all(sides):
+        return positions
+    return positions // math.prod(sides) * math.prod(-(-side // 4) * 4 for side in sides)
 
 
 def _turn_convolution(forward: Convolution, *, filters: bool) -> Convolution:
     """The gradient of the image, or of the filters, which sums over all positions."""
     if filters:
-        return forward._replace(positions=forward.inner, inner=forward.positions, unit_stride=False)
-    return forward._replace(channels=forward.inner, inner=forward.channels)
+        return forward._replace(positions=forward.inner, inner=forward.positions,
+                                padded=0, unit_stride=False)  # fmt: skip
+    if forward.inner % forward.taps:
+        return forward._replace(channels=forward.inner, inner=forward.channels)
+    return forward._replace(channels=forward.inner // forward.taps,
+                            inner=forward.channels * forward.taps)  # fmt: skip
 
 
 def _to_attention(call: Call, dtype: str, *, backward: bool) -> Attention:

@@ -4,7 +4,8 @@
 
 With n devices an all-reduce has 2 (n - 1) steps and moves 2 (n - 1) / n of its bytes, a gathering
 or a scattering half of both. A group of n reaches `efficiency` * n / (n + ends) of what a message
-alone reaches (the link's bandwidth): two devices use fewer paths than eight. Without peer access
+alone reaches (the link's bandwidth): two devices use fewer paths than eight
+(`ends_once` where they gather or scatter). Without peer access
 every message crosses the memory of the host twice, beside those of all others, and half of them the
 link between the sockets: what a device gets falls with (2 / n) ** `crowding`, which is 2 for eight
 L40S in a box (20, 5 and 1.4 GB/s for 2, 4 and 8). Switches that add up make an all-reduce faster
@@ -36,9 +37,8 @@ def collective_time(link: Link, kind: Collective, count: int, num_bytes: float) 
     law = link.law
     rounds = 2 if kind == "all_reduce" else 1
     crowd = math.pow(2 / count, law.crowding)
-    reached = law.efficiency * count / (count + law.ends) * crowd
-    if kind != "all_reduce":
-        reached *= law.once
+    share, ends = (1.0, law.ends) if kind == "all_reduce" else (law.once, law.ends_once)
+    reached = law.efficiency * share * count / (count + ends) * crowd
     wire_s = rounds * (count - 1) / count * num_bytes / link.bandwidth_bytes_per_s
     ramp = math.sqrt(1 + math.pow(law.half_bytes / num_bytes, law.ramp))
     return law.start_s + rounds * (count - 1) * law.hop_s + wire_s * ramp / reached

@@ -14,7 +14,8 @@ from typing import Literal
 from graphplan.nouns.base import MAX_DEVICES, MAX_SECONDS, Noun
 from graphplan.nouns.names import check_label
 
-POSITIVE_FIGURES = ("efficiency", "memory", "fill", "sharp", "long", "winograd", "backward")
+POSITIVE_FIGURES = ("efficiency", "memory", "fill", "sharp", "long", "winograd",
+                    "winograd_fill", "backward")  # fmt: skip
 """Figures that laws divide by."""
 
 
@@ -48,7 +49,7 @@ class DeviceType(Noun, frozen=True, kw_only=True):
     laws: dict[str, Law] = {}
     """Figures by class of kernel: `gemm`, `gemm-float32`, `attention`, `stream`, `softmax`, …"""
     residual: str | None = None
-    """Name of the learned residuals of the laws that know this device; None: laws alone."""
+    """The chip as which learned residuals of the laws know this device; None: laws alone."""
     scale_by_kind: dict[str, float] = {}
     """Measured over estimated seconds of a pass of an op, fitted by calibration: `gelu.forward`."""
     overhead_s_by_kind: dict[str, float] = {}
@@ -93,7 +94,9 @@ class LinkLaw(Noun, frozen=True, kw_only=True):
     start_s: float = 0.0
     hop_s: float = 0.0
     ends: float = 0.0
-    """n devices reach n / (n + ends) of that."""
+    """n devices reach n / (n + ends) of that in an all-reduce."""
+    ends_once: float = 0.0
+    """The same of gathering and scattering."""
     half_bytes: float = 0.0
     ramp: float = 1.0
     """Below `half_bytes` less of the bandwidth is reached, the more so the higher `ramp`."""
@@ -107,7 +110,8 @@ class LinkLaw(Noun, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < min(self.efficiency, self.once) <= max(self.efficiency, self.once) < 1e3:
             raise ValueError("efficiencies of a link must be positive")
-        others = (self.start_s, self.hop_s, self.ends, self.half_bytes, self.ramp, self.crowding)
+        others = (self.start_s, self.hop_s, self.ends, self.ends_once, self.half_bytes, self.ramp,
+                  self.crowding)  # fmt: skip
         if not 0 <= min(others) <= max(others) < MAX_SECONDS:
             raise ValueError("figures of a link's law must be at least 0")
 

@@ -87,7 +87,7 @@ def test_kernels_bound_by_memory_grow_with_their_bytes() -> None:
         [Rows("softmax", 4, 1 << 16, 256, 2.0), Rows("softmax", 4, 1 << 10, 1 << 14, 2.0)], device
     )
     assert long > short
-    image = Convolution("float32", 4, 1, 1 << 14, 256, 2304, 9, 1 << 26, False)
+    image = Convolution("float32", 4, 1, 1 << 14, 256, 2304, 9, 1 << 26, False, 1 << 14)
     assert price_kernels([image], device)[0] >= image.flops / 19.5e12
 
 

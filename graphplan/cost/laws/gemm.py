@@ -5,12 +5,17 @@
     compute = waves * (inner / splits + prologue) * time of one step of a tile
     seconds = launch + |compute, bytes / (bandwidth * memory)| in the norm `sharp`
 
-A step of a tile takes its FLOPs at `efficiency`, or the loading of its operands at `fill` bytes for
-each FLOP of the unit's peak, whichever is longer: that is why small tiles reach less. The library
-takes the best tile and may split `inner` when tiles are fewer than units, for `split_us` and the
-traffic of partial sums. Long products lower the clock (power): the time grows with its power `sag`
-beyond 0.1 ms, and by `odd` where rows of an operand are no multiple of 4 elements. Operands that
-fit the cache `copies` times over come at three times the bandwidth.
+A step of a tile takes its FLOPs at `efficiency`, those of `least_tile` elements at least (its
+latency), or the loading of its operands at `fill` bytes for each FLOP of the unit's peak, whichever
+is longest: that is why small tiles reach less. Loading takes `odd` longer where rows of an operand
+are no multiple of 4 elements. The library takes the best tile and may split `inner` when tiles are
+fewer than units, for `split_us` and the traffic of partial sums. Long products lower the clock
+(power): the time grows with its power `sag` beyond 0.1 ms. Operands that fit the cache `copies`
+times over come at three times the bandwidth.
+
+Two figures tell how sweeps were measured, and only tools read them: `call_us`, a call from an idle
+queue; `hot`, the share of their speed that cards of 70 W keep while products alone run for hours,
+which no step of a model does.
 
 It breaks for sizes that are not multiples of 8 in 16 bits (another kernel), and where a library's
 heuristic picks a poor kernel: thin products with few columns take up to eight times as long.
@@ -52,11 +57,9 @@ def price_products(
     `fill_rate` is the peak that `fill` was fitted to, where that is another dtype's.
     """
     batch, rows, columns, inner = sizes.T
-    loaded_bytes = item_bytes * (rate / (fill_rate or rate))
-    compute = _compute_time(sizes, loaded_bytes, device, rate, figures)
     odd = (columns % 4 > 0) | (inner % 4 > 0)
-    compute = compute * (1 + figures.get("odd", 0.0) * odd)
-    compute = compute * numpy.maximum(1.0, compute / SAG_FROM_S) ** figures.get("sag", 0.0)
+    loaded_bytes = item_bytes * (rate / (fill_rate or rate)) * (1 + figures.get("odd", 0.0) * odd)
+    compute = sag_time(compute_time(sizes, loaded_bytes, device, rate, figures), figures)
     if moved_bytes is None:
         moved_bytes = item_bytes * batch * (rows * inner + inner * columns + rows * columns)
     memory = memory_time(moved_bytes, device, figures)
@@ -83,17 +86,26 @@ def join_times(compute: Floats, memory: Floats, figures: Mapping[str, float]) ->
     return joined
 
 
+def sag_time(compute: Floats, figures: Mapping[str, float]) -> Floats:
+    """Seconds of arithmetic under the clock that power leaves."""
+    longer = numpy.maximum(1.0, compute / SAG_FROM_S) ** figures.get("sag", 0.0)
+    found: Floats = compute * longer
+    return found
+
+
 def launch_time(device: DeviceType, figures: Mapping[str, float]) -> float:
     """Seconds between two kernels on the device."""
     return figures["launch_us"] * 1e-6 if "launch_us" in figures else device.launch_s
 
 
-def _compute_time(
+def compute_time(
     sizes: Floats,
     item_bytes: Floats,
     device: DeviceType,
     rate: float,
     figures: Mapping[str, float],
+    *,
+    splits: Floats = SPLITS,
 ) -> Floats:
     """Seconds of the arithmetic under the best tile and split."""
     batch, rows, columns, inner = (each[:, None, None] for each in sizes.T)
@@ -102,11 +114,11 @@ def _compute_time(
         plain: Floats = (2 * batch * rows * columns * inner / (rate * efficiency))[:, 0, 0]
         return plain
     tall, wide = TILES[None, :, 0, None], TILES[None, :, 1, None]
-    splits = SPLITS[None, None, :]
+    splits = splits[None, None, :]
     unit_rate = rate / device.num_units
     loaded = item_bytes[:, None, None] * (numpy.minimum(tall, rows) + numpy.minimum(wide, columns))
     step = numpy.maximum(
-        2 * tall * wide / (unit_rate * efficiency),
+        2 * numpy.maximum(tall * wide, figures.get("least_tile", 0.0)) / (unit_rate * efficiency),
         loaded / (unit_rate * figures["fill"]) if "fill" in figures else 0.0,
     )
     tiles = batch * numpy.ceil(rows / tall) * numpy.ceil(columns / wide)

@@ -39,6 +39,8 @@ class Convolution(NamedTuple):
     moved_bytes: int
     """Image, filter and result, each once."""
     unit_stride: bool
+    padded: int
+    """Output positions with every image rounded up to squares of 4 x 4; 0: they are summed."""
 
     @property
     def flops(self) -> float:

@@ -7,11 +7,12 @@ Classes with the vector units and those with the matrix units of a device have f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy
 
 from graphplan.cost.laws.attention import price_attentions
+from graphplan.cost.laws.convolution import price_convolutions
 from graphplan.cost.laws.gemm import Floats, price_products
 from graphplan.cost.laws.kernel import Attention, Kernel, Product, Rows, Stream
 from graphplan.cost.laws.memory import price_rows, price_streams
@@ -20,7 +21,6 @@ from graphplan.nouns.cluster import DeviceType, Law
 
 VECTOR_DTYPES = frozenset({"float32", "float64"})
 """Dtypes that matrix units of GPUs leave to the others unless told otherwise (tf32)."""
-WINOGRAD_TAPS = 9
 LEARNED_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 """Dtypes of the measured kernels: no residual is known of others."""
 PLAIN = Law(figures={})
@@ -84,18 +84,8 @@ def price_group(group: Sequence[Kernel], device: DeviceType) -> Floats:
     elif isinstance(first, Attention):
         found = price_attentions(sizes, items, device, rate, figures)
     else:
-        found = _price_convolutions(sizes, items, device, rate, figures)
+        found = price_convolutions(sizes, items, device, rate, figures)
     if first.dtype in LEARNED_DTYPES and not getattr(first, "backward", False):
         found = correct_seconds(find_law(first, device)[0], sizes, found, device, rate)
     flops = numpy.array([each.flops for each in group])
     return numpy.maximum(found, flops / rate)
-
-
-def _price_convolutions(
-    sizes: Floats, items: Floats, device: DeviceType, rate: float, figures: Mapping[str, float]
-) -> Floats:
-    """Products, with Winograd's `winograd` times fewer steps for 3 x 3 filters at stride 1."""
-    taps, moved, stride = sizes[:, 4], sizes[:, 5], sizes[:, 6]
-    found = price_products(sizes[:, :4], items, device, rate, figures, moved_bytes=moved)
-    fewer = (taps == WINOGRAD_TAPS) & (stride > 0)
-    return found / numpy.where(fewer, figures.get("winograd", 1.0), 1.0)

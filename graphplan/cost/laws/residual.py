@@ -1,9 +1,11 @@
 """Residual: what boosted trees have learned of measured seconds over a law's.
 
 Laws have a dozen figures; libraries choose among hundreds of kernels. Trees over sizes, remainders,
-waves and the device's rates predict the logarithm of measured over estimated seconds. They are
-numbers in `profiles/laws/residual.json.gz`, grown by tools/fit_residual.py, and are used on devices
-whose profile says so (`residual`): those that were measured, and boards with the same chip.
+waves and the law's seconds over those at the peak predict the logarithm of measured over estimated
+seconds. Of the device they see the name of its chip alone (`residual` in its profile), so that
+another board with the same chip (H200 of H100) is read as that chip: its memory shows in the law.
+They are numbers in `profiles/laws/residual.json.gz`, grown by tools/fit_residual.py; a chip that a
+class of kernels was not measured on is left to the law.
 
 It breaks for sizes far outside the measured ones; answers are clipped to what was seen there.
 """
@@ -13,6 +15,8 @@ from __future__ import annotations
 import functools
 import gzip
 import importlib.resources
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy
@@ -32,24 +36,39 @@ class ResidualFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Trees by class of kernel."""
 
     source: str
-    classes: tuple[str, ...]
+    chips: dict[str, tuple[str, ...]]
+    """By class: the chips that its trees know."""
     arrays: dict[str, Array]
     """`trees.columns gemm`, `trees.cuts gemm`, `trees.leaves gemm`, …"""
 
 
-def read_features(sizes: Floats, seconds: Floats, device: DeviceType, rate: float) -> Floats:
+class Residual(NamedTuple):
+    """What corrects one class of kernels."""
+
+    chips: tuple[str, ...]
+    trees: Trees
+
+
+def read_features(
+    name: str,
+    sizes: Floats,
+    seconds: Floats,
+    device: DeviceType,
+    rate: float,
+    chips: Sequence[str],
+) -> Floats:
     """[kernel, feature] of kernels of one class with their estimated seconds."""
     units = max(device.num_units, 1)
-    logs = numpy.log2(numpy.maximum(sizes, 0.5))
-    columns = [*logs.T, numpy.log(seconds)]
-    if sizes.shape[1] < 8:
+    columns = [*numpy.log2(numpy.maximum(sizes, 0.5)).T, numpy.log(seconds)]
+    if not name.startswith("attention"):
         batch, rows, width, inner = sizes[:, :4].T
         for tall, wide in TILES[[0, 3, 7, 9]]:
             tiles = batch * numpy.ceil(rows / tall) * numpy.ceil(width / wide)
             columns += [tiles / units / numpy.ceil(tiles / units), numpy.log(tiles / units)]
         moved = batch * (rows * inner + inner * width + rows * width)
-        columns += [numpy.log(batch * rows * width * inner / moved), numpy.log(moved)]
-        columns += [rows % 128, width % 128, width % 4, inner % 4, rows % 4, inner % 64]
+        flops = 2 * batch * rows * width * inner
+        columns += [numpy.log(flops / moved), numpy.log(moved)]
+        columns += [rows % 128, width % 128, width % 4, inner % 4, rows % 4, inner % 64, inner % 8]
     else:
         batch, heads, key_heads, queries, _, head, _, _ = sizes.T
         for block in (64.0, 128.0):
@@ -57,8 +76,9 @@ def read_features(sizes: Floats, seconds: Floats, device: DeviceType, rate: floa
             columns += [blocks / units / numpy.ceil(blocks / units), numpy.log(blocks / units)]
         columns += [heads / key_heads, numpy.log(batch * heads), numpy.log(batch * queries)]
         columns += [numpy.log(batch * heads * queries * head)]
-    own = (rate / units, device.bandwidth_bytes_per_s / rate, units, max(device.cache_bytes, 1))
-    columns += [numpy.full(len(sizes), numpy.log(value)) for value in own]
+        flops = 2 * batch * heads * queries**2 * head
+    columns += [numpy.log(seconds * rate / flops)]
+    columns += [numpy.full(len(sizes), float(device.residual == chip)) for chip in chips]
     return numpy.stack(columns, axis=1)
 
 
@@ -66,21 +86,24 @@ def correct_seconds(
     name: str, sizes: Floats, seconds: Floats, device: DeviceType, rate: float
 ) -> Floats:
     """Seconds with the residual of a class, where one was learned for the device."""
-    trees = _load_trees().get(name) if device.residual is not None else None
-    if trees is None:
+    known = _load_residuals().get(name) if device.residual is not None else None
+    if known is None or device.residual not in known.chips:
         return seconds
-    answer = trees.predict(read_features(sizes, seconds, device, rate))
+    answer = known.trees.predict(read_features(name, sizes, seconds, device, rate, known.chips))
     corrected: Floats = seconds * numpy.exp(numpy.clip(answer, -MOST, MOST))
     return corrected
 
 
 @functools.cache
-def _load_trees() -> dict[str, Trees]:
+def _load_residuals() -> dict[str, Residual]:
     path = importlib.resources.files("graphplan_profiles").joinpath("laws", "residual.json.gz")
     if not path.is_file():
         return {}
     file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=ResidualFile)
-    return {name: _unpack_trees(file.arrays, name) for name in file.classes}
+    return {
+        name: Residual(chips, _unpack_trees(file.arrays, name))
+        for name, chips in file.chips.items()
+    }
 
 
 def _unpack_trees(arrays: dict[str, Array], name: str) -> Trees:
