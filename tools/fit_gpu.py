@@ -69,8 +69,8 @@ CONVOLUTION = {
     "winograd_us": Figure(10, 0.5),
 }  # fmt: skip
 HOT = Figure(0.8, 0.5)
-HOT_CARDS = ("l4", "t4")
-"""Cards of 70 W, whose sweeps are slower than nodes of steps."""
+HOT_CARDS = ("l4",)
+"""Cards whose sweeps are slower than nodes of steps: 72 W for 30 TFLOP/s."""
 NODE_WEIGHT = 10
 FIGURES: dict[str, dict[str, Figure]] = {
     "gemm": GEMM,
@@ -107,7 +107,7 @@ EAGER = frozenset({"gemm-float32", "bmm-float32", "conv-float32", "stream", "nor
 written as `call_us` beside the launch of a kernel."""
 EAGER_LAUNCH_US = 3.0
 SAME_CHIP = {
-    "a100-40gb": ("a100-80gb", "a100-40gb-pcie", "a100-80gb-pcie"),
+    "a100-40gb": ("a100-80gb", "a100-80gb-pcie", "a100-40gb-pcie"),
     "a100-80gb": ("a100-80gb-pcie", "a100-40gb-pcie"),
     "a100-40gb-pcie": ("a100-80gb-pcie", "a100-80gb"),
     "a100-80gb-pcie": ("a100-80gb", "a100-40gb-pcie"),

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +24,15 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from graphplan.cost.estimate import count_launches, estimate_table, list_kernels
-from graphplan.cost.flops import count_work
+from graphplan.cost.estimate import estimate_table
 from graphplan.cost.hardware import find_cluster, find_device_type
-from graphplan.cost.model import CostModel
-from graphplan.cost.problem import make_problem
-from graphplan.files import read_noun, write_noun
-from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
-from graphplan.nouns.plan import Prediction
-from graphplan.nouns.prices import PricedStages
 from graphplan.nouns.training import Training
-from graphplan.partition.assemble import Part, assemble_stages
-from graphplan.planner.collect import schedule_prices
+from tools.captured_steps import capture_model, simulate_cut
 from tools.gpu_data import PROFILES, Row, read_rows
+from tools.megatron_steps import list_megatron_lines
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "build" / "steps"
-_LAYER = re.compile(r"\.(?:h|layers|layer)\.(\d+)")
-
-
-def capture_model(name: str, build: Callable[[], Any], sequence: int) -> OpGraph:
-    """The captured graph of a model, from the folder of captures where it is there."""
-    path = KEPT / f"{name}.json"
-    if not path.exists():
-        import torch
-
-        from graphplan.frontend import trace_module
-
-        with torch.device("meta"):
-            model = build().train()
-            decoder = getattr(getattr(model, "model", None), "decoder", None)
-            if decoder is not None:
-                decoder.training = False  # OPT drops layers by the value of a random number.
-            captured = trace_module(
-                model, lambda b: {"input_ids": torch.zeros(b, sequence, dtype=torch.long)}
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_noun(captured.graph, path)
-    return read_noun(path, OpGraph)
 
 
 def build_neusight(row: Row) -> Any:
@@ -92,6 +61,13 @@ def build_neusight(row: Row) -> Any:
     return transformers.OPTForCausalLM(config)
 
 
+def list_inputs(batch_size: int, *, sequence: int) -> dict[str, Any]:
+    """Tokens of a batch."""
+    import torch
+
+    return {"input_ids": torch.zeros(batch_size, sequence, dtype=torch.long)}
+
+
 def list_step_lines(folder: Path) -> Iterator[str]:
     """Every step on one GPU, and those on four."""
     configs = {row["model"]: row for row in read_rows(folder / "model_configs.csv")}
@@ -104,7 +80,9 @@ def list_step_lines(folder: Path) -> Iterator[str]:
         if config is None or "Switch" in config["architecture"] or row["parallelism"] == "tp4":
             continue
         graph = capture_model(
-            row["model"], functools.partial(build_neusight, config), int(row["sequence"])
+            row["model"],
+            functools.partial(build_neusight, config),
+            functools.partial(list_inputs, sequence=int(row["sequence"])),
         )
         alone = row["parallelism"] == "none"
         predicted = predict_alone(graph, row) if alone else predict_four(graph, row)
@@ -154,138 +132,6 @@ def predict_four(graph: OpGraph, row: Row) -> float:
     return prediction.step_s - max(stage.update_s for stage in priced.stages)
 
 
-def simulate_cut(
-    graph: OpGraph,
-    cluster: Cluster,
-    training: Training,
-    num_stages: int,
-    micro_batch: int,
-    *,
-    schedule: str = "1f1b",
-) -> tuple[PricedStages, Prediction]:
-    """Equal runs of layers on equal shares of the devices, simulated."""
-    groups = cut_layers(graph, num_stages)
-    sizes = [1 << i for i in range(micro_batch.bit_length())]
-    tables = {
-        kind.name: estimate_table(graph, kind, batch_sizes=sizes, precision=training.precision)
-        for kind in cluster.types
-    }
-    problem = make_problem(
-        graph, tables, cluster, training, groups, micro_batch_sizes=[micro_batch]
-    )
-    each = len(cluster.devices) // num_stages
-    parts = [
-        Part(nodes=(i,), devices=tuple(range(i * each, (i + 1) * each)),
-             micro_batch_size=micro_batch)
-        for i in range(num_stages)
-    ]  # fmt: skip
-    priced = CostModel(problem).price_stages(assemble_stages(problem, parts))
-    return priced, schedule_prices(priced, schedule=schedule).prediction
-
-
-def cut_layers(graph: OpGraph, num_stages: int) -> list[tuple[str, ...]]:
-    """Ops by stage, in their order: a stage ends where its last layer does."""
-    numbers = [_LAYER.search(f".{op.module}") for op in graph.ops]
-    count = 1 + max(int(found[1]) for found in numbers if found)
-    groups: list[list[str]] = [[] for _ in range(num_stages)]
-    current = 0
-    for op, found in zip(graph.ops, numbers, strict=True):
-        if found:
-            current = max(current, int(found[1]) * num_stages // count)
-        groups[current].append(op.name)
-    return [tuple(group) for group in groups]
-
-
-def build_megatron(row: Row) -> Any:
-    """BERT, or a GPT with grouped queries and a plain MLP, as the row's test trains it."""
-    transformers: Any = importlib.import_module("transformers")
-    common = {"num_hidden_layers": int(row["layers"]), "hidden_size": int(row["hidden"]),
-              "num_attention_heads": int(row["heads"]), "use_cache": False,
-              "intermediate_size": int(row["ffn"] or 4 * int(row["hidden"]))}  # fmt: skip
-    if row["family"] == "bert":
-        return transformers.BertForPreTraining(
-            transformers.BertConfig(
-                attn_implementation="eager",
-                vocab_size=int(row["vocabulary"] or 30592),
-                max_position_embeddings=int(row["sequence"]),
-                **common,
-            )
-        )
-    config = transformers.Starcoder2Config(
-        num_key_value_heads=int(row["kv_heads"]), vocab_size=131072 + 128, sliding_window=None,
-        max_position_embeddings=int(row["sequence"]), tie_word_embeddings=False,
-        residual_dropout=0.0, embedding_dropout=0.0, **common,
-    )  # fmt: skip
-    return transformers.Starcoder2ForCausalLM(config)
-
-
-def mask_causally(graph: OpGraph) -> OpGraph:
-    """The graph with a causal kernel where transformers passes a mask."""
-    ops = [
-        msgspec.structs.replace(
-            op, call=re.sub(r"\(%0, %1, %2, %3.*", "(%0, %1, %2, is_causal=True)", op.call)
-        )
-        if op.kind == "scaled_dot_product_attention"
-        else op
-        for op in graph.ops
-    ]
-    return msgspec.structs.replace(graph, ops=tuple(ops))
-
-
-def list_megatron_lines(folder: Path) -> Iterator[str]:
-    """Steps and peak memory of Megatron-LM's own tests, with the host that they show."""
-    yield "| test | device | stages x replicas | step s | predicted | ratio | peak GB | predicted |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in read_rows(folder / "megatron.csv"):
-        large = row["hidden"] and int(row["hidden"]) >= 1024 and row["tp"] == "1"
-        if not large or row["family"] not in ("bert", "gpt") or row["gpu"] not in MEGATRON:
-            continue
-        graph = mask_causally(
-            capture_model(
-                f"megatron-{row['family']}-{row['hidden']}",
-                functools.partial(build_megatron, row),
-                int(row["sequence"]),
-            )
-        )
-        replicas, micro = int(row["dp"]), int(row["micro_batch"])
-        training = Training(
-            batch_size=int(row["global_batch"]), optimizer="adam", precision="bfloat16", mixed=True
-        )
-        plain = find_cluster(MEGATRON[row["gpu"]], gpus=int(row["gpus"]))
-        cluster = slow_host(plain, graph, find_host_time(folder, row), int(row["layers"]))
-        _, prediction = simulate_cut(graph, cluster, training, int(row["pp"]), micro * replicas)
-        peak = max(prediction.peak_bytes_by_device) / 1e9
-        taken, real = float(row["step_s"]), float(row["peak_allocated_bytes"]) / 1e9
-        yield (
-            f"| {row['test']} {row['environment']} | {row['gpu']} | {row['pp']} x {replicas} |"
-            f" {taken:.3f} | {prediction.step_s:.3f} | {prediction.step_s / taken:.2f} |"
-            f" {real:.1f} | {peak:.1f} |"
-        )
-
-
-def find_host_time(folder: Path, row: Row) -> float:
-    """What these tests' host takes for a layer and a micro-batch: the median of models so small
-    (hidden 512) that nothing else counts, on the same device and software."""
-    found = [
-        float(each["step_s"]) * int(each["pp"]) / int(each["layers"])
-        / (int(each["global_batch"]) / int(each["micro_batch"]) / int(each["dp"])
-           + int(each["pp"]) - 1)
-        for each in read_rows(folder / "megatron.csv")
-        if each["hidden"] == "512" and each["tp"] == "1" and each["dp"] and each["layers"]
-        and each["gpu"] == row["gpu"] and each["environment"] == row["environment"]
-        and not each["experts"] and not each["recompute"] and each["cp"] in ("", "1")
-    ]  # fmt: skip
-    return float(numpy.median(found)) if found else 0.0
-
-
-def slow_host(cluster: Cluster, graph: OpGraph, layer_s: float, num_layers: int) -> Cluster:
-    """The cluster whose host takes so long for a layer, forward and backward."""
-    works = count_work(graph, 1).values()
-    launches = sum(count_launches(list_kernels(work)) for work in works) / num_layers
-    types = [msgspec.structs.replace(each, host_s=layer_s / launches) for each in cluster.types]
-    return msgspec.structs.replace(cluster, types=tuple(types))
-
-
 CHIP_ERRORS: dict[str, tuple[int, float]] = {}
 """Rows and mean error by chip, as `list_step_lines` finds them."""
 CHIPS = {
@@ -304,10 +150,6 @@ def format_chips() -> str:
             f"count = {count}\nerror = {error:.3f}\n"
         )
     return "\n".join(parts)
-
-
-MEGATRON = {"A100": "dgx-a100", "GB200": "dgx-b200"}
-"""Clusters of ours for the machines of the tests."""
 
 
 def main() -> None:

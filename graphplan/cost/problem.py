@@ -13,6 +13,7 @@ import numpy
 
 from graphplan.cost.host import adopt_hosts
 from graphplan.cost.interpolate import expand_table
+from graphplan.cost.saved import keep_internal
 from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import Op, OpGraph
@@ -44,7 +45,8 @@ def make_problem(
     _check_bytes(graph, training.batch_size)
     node_of = {op: i for i, group in enumerate(groups) for op in group}
     times = _gather_times(graph, tables, cluster, samples, node_of, len(groups))
-    storages = _Storages(graph, training, samples, node_of)
+    accelerated = all(kind.torch_device != "cpu" for kind in cluster.types)
+    storages = _Storages(graph, training, samples, node_of, accelerated=accelerated)
     weights = _gather_weights(graph, training, node_of, len(groups))
     edges = {(node_of[edge.src], node_of[edge.dst]) for edge in graph.edges}
     return Problem(
@@ -252,9 +254,12 @@ class _Storages:
         training: Training,
         samples: Sequence[int],
         node_of: Mapping[str, int],
+        *,
+        accelerated: bool,
     ) -> None:
         self.graph, self.samples, self.node_of = graph, samples, node_of
         self.training = training
+        self.accelerated = accelerated
 
     def _bytes_by_size(self, value: str) -> tuple[int, ...]:
         spec = self.graph.size_of(value)
@@ -278,9 +283,15 @@ class _Storages:
         """[size, node]: masks, statistics and the like that no value names."""
         found = numpy.zeros((len(self.samples), num_nodes), dtype=numpy.int64)
         for op in self.graph.ops:
-            constant, per_sample = op.saved_bytes
-            found[:, self.node_of[op.name]] += [constant + per_sample * n for n in self.samples]
+            found[:, self.node_of[op.name]] += [
+                keep_internal(op, size, self._width(op), accelerated=self.accelerated)
+                for size in self.samples
+            ]
         return found
+
+    def _width(self, op: Op) -> int:
+        """Bytes of an element of what an op computes, under the training's precision."""
+        return ITEM_BYTES[adapt_spec(op.output, self.training).dtype] if op.output else 0
 
     def for_weights(self, num_nodes: int) -> Ints:
         """[size, node]: inputs and output gradients of the ops that have trainable weights."""

@@ -14,8 +14,8 @@ fewer than units, for `split_us` and the traffic of partial sums. Long products 
 times over come at three times the bandwidth.
 
 Two figures tell how sweeps were measured, and only tools read them: `call_us`, a call from an idle
-queue; `hot`, the share of their speed that cards of 70 W keep while products alone run for hours,
-which no step of a model does.
+queue; `hot`, the share of its speed that a card of 72 W (L4) keeps while products alone run for
+hours, which no step of a model does.
 
 It breaks for sizes that are not multiples of 8 in 16 bits (another kernel), and where a library's
 heuristic picks a poor kernel: thin products with few columns take up to eight times as long.
