@@ -28,6 +28,7 @@ _HOME_BY_NAME = {
     "check": "graphplan.api",
     "cluster": "graphplan.api",
     "explain": "graphplan.api",
+    "figures": "graphplan.api",
     "load": "graphplan.api",
     "save": "graphplan.api",
     "search": "graphplan.api",
@@ -40,6 +41,7 @@ __all__ = [  # noqa: RUF022 (the verbs come first)
     "search",
     "whatif",
     "explain",
+    "figures",
     "check",
     "save",
     "load",
@@ -53,7 +55,7 @@ __all__ = [  # noqa: RUF022 (the verbs come first)
 ]
 
 if TYPE_CHECKING:
-    from graphplan.api import capture, check, cluster, explain, load, save, search, whatif
+    from graphplan.api import capture, check, cluster, explain, figures, load, save, search, whatif
     from graphplan.errors import GraphplanError
     from graphplan.nouns.cluster import Cluster
     from graphplan.nouns.opgraph import OpGraph

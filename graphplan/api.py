@@ -19,6 +19,7 @@ from graphplan.planner.options import SearchOptions
 
 if TYPE_CHECKING:
     from graphplan.frontend import Captured
+    from graphplan.report.figures import Figures
     from graphplan.report.limits import Finding
 
 
@@ -86,6 +87,14 @@ def explain(plan: Plan) -> tuple[Finding, ...]:
     timeline = whatif(plan)
     rows = split_spans(timeline)
     return find_limits(plan, measure_usage(timeline, rows), describe_stages(plan, timeline, rows))
+
+
+def figures(plan: Plan, *, graph: OpGraph | Captured | None = None) -> Figures:
+    """What `search --json` prints: step, gap, expected error; MFU and tokens with the graph."""
+    from graphplan.report.figures import collect_figures
+
+    given = graph.graph if graph is not None and not isinstance(graph, OpGraph) else graph
+    return collect_figures(plan, "", graph=given)
 
 
 def check(plan: Plan) -> None:

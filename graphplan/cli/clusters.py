@@ -94,7 +94,9 @@ def describe_type(kind: DeviceType) -> list[str]:
     errors = [f"{name} {law.error:.0%}" for name, law in kind.laws.items() if law.error is not None]
     return [
         f"{kind.name}: {kind.memory_bytes / 2**30:g} GiB,"
-        f" {kind.bandwidth_bytes_per_s / 1e9:g} GB/s, launch {kind.launch_s * 1e6:g} us",
+        f" {kind.bandwidth_bytes_per_s / 1e9:g} GB/s, {kind.num_units} units,"
+        f" cache {kind.cache_bytes / 2**20:g} MiB, launch {kind.launch_s * 1e6:g} us,"
+        f" host {kind.host_s * 1e6:g} us a kernel",
         "  TFLOPS      " + ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in rates),
         "  mean error  " + (", ".join(errors) or "not validated"),
         f"  source      {kind.source}",

@@ -134,7 +134,9 @@ def command(
     if as_json:
         from graphplan.report.figures import collect_figures
 
-        figures = collect_figures(plan, output, search_s=now - before, total_s=now - start)
+        figures = collect_figures(
+            plan, output, graph=graph, search_s=now - before, total_s=now - start
+        )
         click.echo(msgspec.json.encode(figures))
     elif not quiet:
         from rich.console import Console

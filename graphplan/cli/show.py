@@ -61,7 +61,7 @@ def command(
 
         from graphplan.report.figures import collect_figures
 
-        click.echo(msgspec.json.encode(collect_figures(found, plan)).decode())
+        click.echo(msgspec.json.encode(collect_figures(found, plan, graph=captured)).decode())
     elif written:
         for path in written:
             click.echo(f"written to {path}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from graphplan.cost.expected import count_tokens, find_expected, find_mfu
+from graphplan.cost.expected import Expected, count_tokens, find_expected, find_mfu
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.report.units import clean_name, format_rate, format_share
@@ -18,33 +19,52 @@ def describe_batch(plan: Plan, sizes: Sequence[int]) -> str:
     return f"{told} (the model fixes the size)" if plan.model.batch == "fixed" else told
 
 
+class Use(NamedTuple):
+    """What a step uses and yields, as far as the graph tells."""
+
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+
+
+def find_trust(plan: Plan) -> Expected | None:
+    """Measured steps that an estimated one rests on; measured costs need none."""
+    if plan.provenance.costs != "estimated":
+        return None
+    return find_expected(plan.cluster, plan.training.precision)
+
+
 def describe_step(plan: Plan) -> str:
     """What a predicted step rests on: validated steps, or nothing; measured costs say so below."""
     if plan.provenance.costs != "estimated":
         return ""
-    found = find_expected(plan.cluster, plan.training.precision)
+    found = find_trust(plan)
     return f"{found}" if found is not None else "not validated"
 
 
 def is_undecided(plan: Plan, ratio: float) -> bool:
     """Whether a gain over a rival is smaller than the expected error of estimated steps."""
-    if plan.provenance.costs != "estimated":
-        return False
-    found = find_expected(plan.cluster, plan.training.precision)
+    found = find_trust(plan)
     return found is not None and 1.005 <= ratio < 1 + found.error
 
 
-def describe_use(plan: Plan, graph: OpGraph | None) -> str:
-    """MFU and tokens a second, as far as the graph tells; "" where it does not."""
+def measure_use(plan: Plan, graph: OpGraph | None) -> Use:
+    """MFU and tokens a second."""
     if graph is None:
-        return ""
-    parts = []
-    mfu = find_mfu(graph, plan.cluster, plan.training, plan.prediction.step_s)
-    if mfu is not None:
-        parts.append(f"MFU {format_share(mfu)} of the {plan.training.precision} peak")
+        return Use()
     tokens = count_tokens(graph)
-    if tokens is not None:
-        parts.append(f"{format_rate(tokens * plan.prediction.samples_per_s)} tokens/s")
+    return Use(
+        mfu=find_mfu(graph, plan.cluster, plan.training, plan.prediction.step_s),
+        tokens_per_s=tokens * plan.prediction.samples_per_s if tokens is not None else None,
+    )
+
+
+def describe_use(plan: Plan, graph: OpGraph | None) -> str:
+    """MFU and tokens a second; "" where the graph does not tell."""
+    use, parts = measure_use(plan, graph), []
+    if use.mfu is not None:
+        parts.append(f"MFU {format_share(use.mfu)} of the {plan.training.precision} peak")
+    if use.tokens_per_s is not None:
+        parts.append(f"{format_rate(use.tokens_per_s)} tokens/s")
     return ", ".join(parts)
 
 

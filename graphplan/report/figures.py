@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from graphplan.cost.expected import find_expected
+from graphplan.cost.expected import Expected
 from graphplan.nouns.base import Noun
+from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Certainty, Plan
+from graphplan.report.certainty import find_trust, is_undecided, measure_use
 
 BASELINE_NAMES = {
     "data-parallel": "data parallel",
@@ -43,16 +45,28 @@ class Figures(Noun, frozen=True, kw_only=True, omit_defaults=True):
     search_s: float | None = None
     """Of the search alone; left out when the plan was read from a file."""
     total_s: float | None = None
-    expected_error: float | None = None
-    """Mean error of measured steps on the same devices; left out where none was validated."""
+    mfu: float | None = None
+    """Share of the devices' peak; left out where a graph or its FLOPs are not at hand."""
+    tokens_per_s: float | None = None
+    """Left out where the model reads no tokens."""
+    expected: Expected | None = None
+    """Errors of measured steps on the same devices; left out where none was validated."""
+    undecided: tuple[str, ...] = ()
+    """Baselines over which the gain is smaller than the expected error."""
     certainty: Certainty | None = None
     """How far learned costs can be trusted; left out with other costs."""
 
 
 def collect_figures(
-    plan: Plan, path: str, *, search_s: float | None = None, total_s: float | None = None
+    plan: Plan,
+    path: str,
+    *,
+    graph: OpGraph | None = None,
+    search_s: float | None = None,
+    total_s: float | None = None,
 ) -> Figures:
-    """The figures of a plan that lies at `path`."""
+    """The figures of a plan that lies at `path`; its graph tells what it uses of the devices."""
+    use, step_s = measure_use(plan, graph), plan.prediction.step_s
     return Figures(
         plan=path,
         step_s=plan.prediction.step_s,
@@ -64,12 +78,12 @@ def collect_figures(
         baselines=plan.baselines,
         search_s=search_s,
         total_s=total_s,
-        expected_error=_find_error(plan),
+        mfu=use.mfu,
+        tokens_per_s=use.tokens_per_s,
+        expected=find_trust(plan),
+        undecided=tuple(
+            name for name, other_s in plan.baselines.items()
+            if step_s and is_undecided(plan, other_s / step_s)
+        ),
         certainty=plan.provenance.certainty,
-    )
-
-
-def _find_error(plan: Plan) -> float | None:
-    """The expected error of an estimated step."""
-    found = find_expected(plan.cluster, plan.training.precision)
-    return found.error if found is not None and plan.provenance.costs == "estimated" else None
+    )  # fmt: skip

@@ -161,6 +161,9 @@ def test_search_from_the_command_line(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     plan = read_noun(out, Plan)
     assert said["step_s"] == plan.prediction.step_s
+    assert 0 < said["mfu"] < 1
+    assert said["expected"]["error"] > 0
+    assert said["expected"]["chip"] == "A100"
     assert set(said) == {
         "plan",
         "step_s",
@@ -170,10 +173,13 @@ def test_search_from_the_command_line(tmp_path: Path) -> None:
         "gap",
         "search_s",
         "total_s",
-        "expected_error",
+        "expected",
+        "mfu",
         "peak_bytes_by_device",
         "baselines",
+        *(["undecided"] if said.get("undecided") else []),
     }
+    assert all(1 < said["baselines"][name] / said["step_s"] for name in said.get("undecided", ()))
 
 
 @pytest.mark.parametrize(
