@@ -171,7 +171,9 @@ HEAD = """\
 Rows with a note disagree with the sum of their own nodes and count in no mean. tp4 and Switch
 models are left out.
 
-What was not blind: how much of a stream comes from the cache was set after looking at steps on L4.
+What was not blind: how much of a stream comes from the cache was set after looking at steps on L4;
+that products on L4 are faster in steps than in sweeps was fitted to nodes of BERT and OPT alone,
+so that its GPT-2 and GPT-3 rows judge that.
 Most rows are forwards alone (inference); the expected errors that reports print count them, too."""
 
 

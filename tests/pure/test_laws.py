@@ -91,6 +91,35 @@ def test_kernels_bound_by_memory_grow_with_their_bytes() -> None:
     assert price_kernels([image], device)[0] >= image.flops / 19.5e12
 
 
+@pytest.mark.parametrize("name", ["v100-32gb-pcie", "a100-80gb-pcie", "t4"])
+def test_winograds_way_is_taken_where_it_is_shorter(name: str) -> None:
+    """Wide images gain, a stride or another filter does not, and sums over positions are split."""
+    device = msgspec.structs.replace(find_device_type(name), residual=None)
+    square = Convolution("float32", 4, 1, 64 * 28 * 28, 256, 2304, 9, 1 << 26, True, 64 * 28 * 28)
+    strided = square._replace(unit_stride=False)
+    cropped = square._replace(padded=2 * square.padded)
+    fast, slow, padded = price_kernels([square, strided, cropped], device)
+    assert square.flops / find_rate(device, "float32") <= fast < padded <= slow
+    filters = square._replace(positions=2304, channels=64, inner=64 * 28 * 28, unit_stride=False)
+    split, whole = price_kernels([filters._replace(padded=0), filters], device)
+    assert split < 0.8 * whole
+
+
+def test_residuals_go_by_the_chip() -> None:
+    """H200 is corrected as H100 is; a chip that a class was not measured on is left to the law."""
+    kernel = Product("bfloat16", 2, 1, 4096, 8192, 8192)
+
+    def correct(name: str, chip: str | None) -> float:
+        device = msgspec.structs.replace(find_device_type(name), residual=chip)
+        return price_kernels([kernel], device)[0]
+
+    factors = [correct(name, "h100") / correct(name, None) for name in ("h100", "h200")]
+    assert factors[0] == pytest.approx(factors[1], rel=0.02)
+    assert factors[0] != 1
+    assert correct("h100", "l40s") != correct("h100", "h100")
+    assert correct("h100", "v100") == correct("h100", None)
+
+
 def test_a_device_without_laws_is_a_roofline() -> None:
     """FLOPs over peak or bytes over bandwidth, and a launch."""
     device = msgspec.structs.replace(find_device_type("a100-80gb"), laws={}, num_units=0)
