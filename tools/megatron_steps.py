@@ -1,8 +1,8 @@
 """Steps and peak memory of Megatron-LM's own tests against plans of the same configuration.
 
-The models are written here as Megatron builds them: BERT with scores of its own, GPT with grouped
-queries, learned positions, fused attention and no rotation, both with the loss. Stages are equal
-runs of layers, `vpp` of them on every device in turn.
+The models are written as Megatron builds them (`megatron_models.py`): BERT with scores of its own,
+GPT with grouped queries, learned positions, fused attention and no rotation, both with the loss.
+Stages are equal runs of layers, `vpp` of them on every device in turn.
 
 Its tests run on slow hosts: models so small that nothing else counts (hidden 512, all of them, on
 the same device and software) show what a step, a layer and a chunk of layers cost the host. A layer
@@ -56,61 +56,20 @@ class Host(NamedTuple):
 
 def build_model(row: Row) -> Any:
     """BERT or GPT as the row's test trains it."""
-    import torch
-    from torch import nn
+    from tools.megatron_models import Model, Sizes
 
-    hidden, heads, kv = (int(row[name]) for name in ("hidden", "heads", "kv_heads"))
-    wide, words = int(row["ffn"] or 4 * hidden), BERT_WORDS if row["family"] == "bert" else 0
-    causal, words = row["family"] == "gpt", words or GPT_WORDS
-    functional = nn.functional
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2))
-            self.query, self.value = (
-                nn.Linear(hidden, hidden),
-                nn.Linear(hidden, hidden * kv // heads),
-            )
-            self.key, self.proj = nn.Linear(hidden, hidden * kv // heads), nn.Linear(hidden, hidden)
-            self.up, self.down = nn.Linear(hidden, wide), nn.Linear(wide, hidden)
-
-        def attend(self, x: Any) -> Any:
-            shape = (*x.shape[:2], -1, hidden // heads)
-            q, k, v = (f(x).view(shape).transpose(1, 2) for f in (self.query, self.key, self.value))
-            if causal:
-                y = functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=True, enable_gqa=True
-                )
-            else:
-                scores = functional.softmax(
-                    q @ k.transpose(2, 3) / (hidden // heads) ** 0.5, dim=-1
-                )
-                y = functional.dropout(scores, 0.1) @ v
-            return self.proj(y.transpose(1, 2).reshape(x.shape))
-
-        def forward(self, x: Any) -> Any:
-            x = x + functional.dropout(self.attend(self.norms[0](x)), 0.1)
-            y = self.down(functional.gelu(self.up(self.norms[1](x))))
-            return x + functional.dropout(y, 0.1)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(words, hidden)
-            self.places = nn.Embedding(int(row["sequence"]), hidden)
-            self.layers = nn.ModuleList(Layer() for _ in range(int(row["layers"])))
-            self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, words, bias=False)
-
-        def forward(self, tokens: Any, labels: Any) -> Any:
-            places = torch.arange(tokens.shape[1], device=tokens.device)
-            x = functional.dropout(self.words(tokens) + self.places(places), 0.1)
-            for layer in self.layers:
-                x = layer(x)
-            logits = self.head(self.norm(x))
-            return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-    return Model()
+    hidden, causal = int(row["hidden"]), row["family"] == "gpt"
+    sizes = Sizes(
+        layers=int(row["layers"]),
+        hidden=hidden,
+        wide=int(row["ffn"] or 4 * hidden),
+        heads=int(row["heads"]),
+        key_heads=int(row["kv_heads"]),
+        sequence=int(row["sequence"]),
+        words=GPT_WORDS if causal else BERT_WORDS,
+        causal=causal,
+    )
+    return Model(sizes)
 
 
 def list_megatron_lines(folder: Path) -> Iterator[str]:

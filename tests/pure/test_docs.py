@@ -150,6 +150,7 @@ def test_public_names() -> None:
         "check",
         "cluster",
         "explain",
+        "figures",
         "load",
         "save",
         "search",
