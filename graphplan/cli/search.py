@@ -100,6 +100,12 @@ if TYPE_CHECKING:
 @click.option(
     "--keep", multiple=True, metavar="MODULE", help="Never cut it; `layers.*`: none of them."
 )
+@click.option(
+    "--for",
+    "target",
+    metavar="TARGET",
+    help="Find a plan that this runtime can run: megatron, torchtitan, deepspeed or torch.",
+)
 @click.option("--no-baselines", is_flag=True, help="Do not compute the plans to compare with.")
 @click.option("-o", "--output", default="plan.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -116,6 +122,7 @@ def command(
     output: str,
     as_json: bool,
     quiet: bool,
+    target: str | None,
     **wishes: Any,
 ) -> None:
     """Find the best pipeline plan for MODEL: a model file, a .pt2 file or a graph.json."""
@@ -125,10 +132,15 @@ def command(
     graph = load_graph(model, parse_settings(settings), use_cache=use_cache)
     tables = load_tables(costs, graph, park, options)
     from graphplan.planner.search import search_plan
+    from graphplan.planner.targeted import describe_target, search_for
 
     before = time.perf_counter()
     with show_progress(quiet=quiet or as_json) as watch:
-        plan = search_plan(graph, park, options, tables=tables, watch=watch)
+        if target is None:
+            plan, told = search_plan(graph, park, options, tables=tables, watch=watch), ""
+        else:
+            found = search_for(graph, park, options, target, tables=tables, watch=watch)
+            plan, told = found.plan, describe_target(found)
     now = time.perf_counter()
     write_noun(plan, output)
     if as_json:
@@ -147,6 +159,8 @@ def command(
         timeline = simulate_program(plan.prices, plan.parse_program())
         console = Console(highlight=False)
         console.print(render_summary(plan, timeline, graph=graph))
+        if told:
+            console.print(told, markup=False)
         if tables is None:
             _warn_unpriced(plan, graph)
         console.print(

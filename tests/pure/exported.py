@@ -26,7 +26,12 @@ PATH = "model.layers"
 
 
 def decoder(
-    num_layers: int, *, tied: bool = False, frozen: bool = False, shared: bool = False
+    num_layers: int,
+    *,
+    tied: bool = False,
+    frozen: bool = False,
+    shared: bool = False,
+    width: int = WIDTH,
 ) -> OpGraph:
     """tokens -> embed -> (attend, feed) * layers -> norm -> head; layers read a rotary table.
 
@@ -34,7 +39,7 @@ def decoder(
     """
 
     def part(name: str, call: str, inputs: tuple[str, ...], module: str, **more: object) -> Op:
-        made = op(name, call, inputs, spec("b", WIDTH), **more)  # type: ignore[arg-type]
+        made = op(name, call, inputs, spec("b", width), **more)  # type: ignore[arg-type]
         return msgspec.structs.replace(made, module=module)
 
     ops = [
@@ -60,11 +65,11 @@ def decoder(
         part("norm", "layer_norm(%0)", (value,), "model.norm"),
         part("score", "linear(%0, @0)", ("norm",), "head", weights=(head,)),
     ]
-    weights = {name: spec(WIDTH, WIDTH) for name in ("embed", *({head} - {"embed"}))}
-    weights |= {f"w{i}": spec(WIDTH, WIDTH) for i in range(num_layers)}
+    weights = {name: spec(width, width) for name in ("embed", *({head} - {"embed"}))}
+    weights |= {f"w{i}": spec(width, width) for i in range(num_layers)}
     made = graph(
         ops,
-        inputs={"tokens": spec("b", WIDTH)},
+        inputs={"tokens": spec("b", width)},
         weights=weights,
         frozen=("w0",) if frozen else (),
     )
