@@ -151,22 +151,25 @@ def command(
         )
         click.echo(msgspec.json.encode(figures))
     elif not quiet:
-        from rich.console import Console
+        _show(plan, graph, told, estimated=tables is None)
+        took = f"(search {now - before:.1f} s, in all {now - start:.1f} s)"
+        click.echo(f"written to {output} {took}")
 
-        from graphplan.report.summary import render_summary
-        from graphplan.simulate.engine import simulate_program
 
-        timeline = simulate_program(plan.prices, plan.parse_program())
-        console = Console(highlight=False)
-        console.print(render_summary(plan, timeline, graph=graph))
-        if told:
-            console.print(told, markup=False)
-        if tables is None:
-            _warn_unpriced(plan, graph)
-        console.print(
-            f"written to [bold]{output}[/]"
-            f" (search {now - before:.1f} s, in all {now - start:.1f} s)"
-        )
+def _show(plan: Plan, graph: OpGraph, told: str, *, estimated: bool) -> None:
+    """The summary, and what is told of the target."""
+    from rich.console import Console
+
+    from graphplan.report.summary import render_summary
+    from graphplan.simulate.engine import simulate_program
+
+    timeline = simulate_program(plan.prices, plan.parse_program())
+    console = Console(highlight=False)
+    console.print(render_summary(plan, timeline, graph=graph))
+    if told:
+        console.print(told, markup=False)
+    if estimated:
+        _warn_unpriced(plan, graph)
 
 
 def _warn_unpriced(plan: Plan, graph: OpGraph) -> None:
