@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -171,17 +172,19 @@ def measure_rank(rank: int, folder: str, name: str, num_steps: int) -> None:
             live.peak = 0
             for _ in range(3):
                 step()
-        found[side] = {"peak": live.peak, "start": start, "seconds": []}
+        found[side] = {"peak": live.peak, "start": start, "seconds": [], "faults": []}
         del step
         gc.collect()
     steps = {side: make() for side, make in list_sides(name).items()}
     for index in range(num_steps + 3):
         for side, step in steps.items():
             dist.barrier()
-            begin = time.perf_counter()
+            begin, faults = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             step()
             if index >= 3:
                 found[side]["seconds"].append(time.perf_counter() - begin)
+                now = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+                found[side]["faults"].append(now - faults)
     Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -205,11 +208,13 @@ def compare(name: str, num_steps: int) -> dict[str, Any]:
             for rival in ("ddp", "fully_shard")
         }
         peak = max(part[side]["peak"] for part in parts) / 1e6
+        faults = max(statistics.median(part[side]["faults"]) for part in parts)
         rows[side] = {"step_ms": statistics.median(own) * 1e3, "peak_mb": peak, **ratios}
+        rows[side]["page_faults"] = faults
         print(
             f"{name:5s} {side:12s} step {rows[side]['step_ms']:8.1f} ms   over ddp"
             f" {ratios['ddp']:5.2f}   over fully_shard {ratios['fully_shard']:5.2f}"
-            f"   peak {peak:7.1f} MB",
+            f"   peak {peak:7.1f} MB   page faults {faults:6.0f}",
             flush=True,
         )
     return rows

@@ -42,15 +42,15 @@ def check_model(plan: Plan, captured: Captured) -> None:
             f"The model {graph.name} was captured without a loss.",
             remedy="Add loss(output, batch) to the model file, then search again.",
         )
-    _refuse_unknown(plan)
+    _refuse_partial(plan)
 
 
-def _refuse_unknown(plan: Plan) -> None:
-    """Refuse what a plan may say and this runtime does not do yet."""
+def _refuse_partial(plan: Plan) -> None:
+    """Refuse to recompute a part of a stage where batches in flight are saved op by op."""
     for s, stage in enumerate(plan.stages.stages):
-        if stage.recompute and stage.recompute != stage.ops:
+        if stage.recompute not in ((), stage.ops) and not plan.policy.is_synchronous:
             raise InvalidOption(
-                f"Stage {s} recomputes {len(stage.recompute)} of its {len(stage.ops)} ops; this"
-                " runtime recomputes all of a stage or nothing.",
+                f"Stage {s} recomputes {len(stage.recompute)} of its {len(stage.ops)} ops; under"
+                f" the policy {plan.policy.name} a stage recomputes all of them or none.",
                 remedy="Search again with --recompute none, or full.",
             )

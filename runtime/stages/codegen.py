@@ -10,12 +10,14 @@ after its last use.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+
+from graphplan_runtime.stages.regions import Region
 
 aten = torch.ops.aten
 
@@ -98,17 +100,24 @@ def generate_function(
     deferred: Mapping[fx.Node, Sequence[fx.Node]] | None = None,
     defer: Defer | None = None,
     uses: Uses | None = None,
+    regions: Sequence[Region] = (),
+    recompute: Callable[..., Any] | None = None,
+    captured: Collection[fx.Node] = (),
 ) -> StageFunction:
     """A function of the tensors named `inputs` and then those named `weights`.
 
     Other things that the graph reads by `get_attr` are taken from `attributes` once. Nodes in
     `deferred` are run by `defer`, which gets a function of the data nodes that are listed for them.
-    What `uses` lists is called before and after its nodes.
+    What `uses` lists is called before and after its nodes. `regions` are run by `recompute`, which
+    gets a function of what they read, except for what is `captured`, which the function knows.
     """
     writer = _Writer(graph, inputs, weights, attributes)
     writer.deferred = deferred or {}
     writer.scope["defer"] = defer
     writer.uses = uses or writer.uses
+    writer.regions = {region.nodes[0]: region for region in regions}
+    writer.scope["recompute"] = recompute
+    writer.captured = captured
     return writer.write()
 
 
@@ -126,6 +135,9 @@ class _Writer:
         self.attributes = attributes
         self.deferred: Mapping[fx.Node, Sequence[fx.Node]] = {}
         self.uses = Uses({}, {})
+        self.regions: Mapping[fx.Node, Region] = {}
+        """By the first of their nodes."""
+        self.captured: Collection[fx.Node] = ()
         self.scope: dict[str, Any] = {}
         self.names: dict[fx.Node, str] = {}
         self.lines: list[str] = []
@@ -133,11 +145,27 @@ class _Writer:
     def write(self) -> StageFunction:
         arguments = ", ".join((*self.inputs.values(), *self.weights.values()))
         last_uses = _find_last_uses(self.graph)
-        for i, node in enumerate(self.graph.nodes):
-            self._write_calls(self.uses.before.get(node, ()))
-            self._write_node(node, f"v{i}")
-            self._write_calls(self.uses.after.get(node, ()))
-            dead = [self.names[gone] for gone in last_uses.get(node, ()) if self._is_local(gone)]
+        name_by_node = {node: f"v{i}" for i, node in enumerate(self.graph.nodes)}
+        for node, name in name_by_node.items():
+            if node.op in ("placeholder", "get_attr"):
+                self._write_node(node, name)
+        done: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node in done or node.op in ("placeholder", "get_attr"):
+                continue
+            region = self.regions.get(node)
+            nodes = (node,) if region is None else region.nodes
+            done.update(nodes)
+            for each in nodes:
+                self._write_calls(self.uses.before.get(each, ()))
+            if region is None:
+                self._write_node(node, name_by_node[node])
+            else:
+                self._write_region(region, name_by_node)
+            for each in nodes:
+                self._write_calls(self.uses.after.get(each, ()))
+            gone = (gone for each in nodes for gone in last_uses.get(each, ()))
+            dead = [self.names[each] for each in gone if self._is_local(each) and each not in nodes]
             if dead and node.op != "output":
                 self.lines.append(f"{' = '.join(dead)} = None")
         body = "\n    ".join(self.lines)
@@ -148,6 +176,28 @@ class _Writer:
         exec(compile(source, place, "exec"), self.scope)
         function: StageFunction = self.scope["run_stage"]
         return function
+
+    def _write_region(self, region: Region, name_by_node: Mapping[fx.Node, str]) -> None:
+        """def region(v1, w2): ...; return (v5,)      (v5,) = recompute(region, v1, w2)"""
+        read = [
+            each
+            for each in region.inputs
+            if self._is_local(each) or str(each.target) in self.weights
+        ]
+        given = [self.names[each] for each in read if each not in self.captured]
+        # Held by the function: the variables of the stage are dropped after their last use.
+        held = [f"{self.names[each]}={self.names[each]}" for each in read if each in self.captured]
+        outer, self.lines = self.lines, []
+        for node in region.nodes:
+            if self.captured:  # Weights are read where they lie, and there when it runs again.
+                self._write_calls(self.uses.before.get(node, ()))
+            self._write_node(node, name_by_node[node])
+        inner, self.lines = self.lines, outer
+        name = f"region_{name_by_node[region.nodes[0]]}"
+        made = self._render(region.outputs)
+        self.lines.append(f"def {name}({', '.join((*given, *held))}):")
+        self.lines += [f"    {line}" for line in (*inner, f"return {made}")]
+        self.lines.append(f"{made} = recompute({', '.join((name, *given))})")
 
     def _write_calls(self, calls: Sequence[Callable[[], object]]) -> None:
         for call in calls:

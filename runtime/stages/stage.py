@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 from torch.autograd.graph import GradientEdge
 
 from graphplan.frontend import StageModule
@@ -24,6 +26,7 @@ from graphplan_runtime.stages.deferred import (
 )
 from graphplan_runtime.stages.graphstate import list_saved, replace_saved
 from graphplan_runtime.stages.randomness import draws_numbers, seed_device
+from graphplan_runtime.stages.regions import Again, call_region, find_regions
 from graphplan_runtime.updates.gathered import GatheredWeights
 from graphplan_runtime.updates.weights import WeightVersions
 
@@ -44,6 +47,9 @@ class StageSetup:
     has_backward: bool
     split_backward: bool = False
     recompute: bool = False
+    """Whether the backward repeats the whole stage."""
+    again: frozenset[str] = frozenset()
+    """Ops that it repeats otherwise."""
     autocast: torch.dtype | None = None
     gathered: GatheredWeights | None = None
     """What has the weights that replicas share."""
@@ -92,6 +98,7 @@ class StageRunner:
         """Where the running forward's deferred ops will leave their weight gradients."""
         self._owners = {op.name: op.alias for op in graph.ops if op.alias is not None}
         """The value or weight whose memory a value shares."""
+        self._graph = graph
         flowing = {op.name for op in graph.ops if op.needs_backward}
         self._on_data = _find_outputs_on_data(module, self.needs_grad, flowing)
         self._function = self._generate(flowing)
@@ -99,12 +106,16 @@ class StageRunner:
     def _generate(self, flowing: Collection[str]) -> Callable[..., tuple[Any, ...]]:
         module, graph = self.module, self.module.graph
         deferred = {}
+        again = self.setup.again - {op.name for op in self._graph.ops if op.mutates}
+        captured: set[fx.Node] = set()
         if self.setup.split_backward:
             given = {i.name for i, need in zip(module.inputs, self.needs_grad, strict=True) if need}
             data = find_data(graph, given, flowing)
             trainable = {weight.name for weight in module.weights if weight.trainable}
             for node in find_mixed(graph, data, trainable):
                 deferred[node] = [each for each in node.all_input_nodes if each in data]
+            again &= {node.name for node in data}
+            captured = set(graph.nodes) - data
         return generate_function(
             graph,
             inputs=[given.name for given in module.inputs],
@@ -112,8 +123,24 @@ class StageRunner:
             attributes=_Attributes(module),
             deferred=deferred,
             uses=self._find_uses(),
+            regions=find_regions(graph, again) if self.setup.has_backward else (),
+            recompute=self._recompute,
+            captured=captured,
             defer=lambda function, *data: call_deferred(self._kept, function, *data),
         )
+
+    def _recompute(self, function: Callable[..., tuple[Any, ...]], *given: Any) -> tuple[Any, ...]:
+        again = Again(partial(self._repeating, self._kept), self.setup.device, self.is_random)
+        return call_region(again, function, *given)
+
+    @contextlib.contextmanager
+    def _repeating(self, kept: Kept) -> Iterator[None]:
+        """While a region runs again for its backward."""
+        before, self._kept = self._kept, kept
+        dtype = self.setup.autocast
+        with torch.autocast(self.setup.device.type, dtype=dtype, enabled=dtype is not None):
+            yield
+        self._kept = before
 
     def _find_uses(self) -> Uses | None:
         """Where the function opens and closes buckets of gathered weights."""

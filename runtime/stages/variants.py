@@ -147,11 +147,13 @@ class Variants:
     def _setup(self, stage: int) -> StageSetup:
         line = self.program.instructions_by_device[self.rank]
         kinds = {t.kind for t in line if not isinstance(t, Transfer) and t.stage == stage}
+        whole = self.plan.stages.stages[stage]
         return StageSetup(
             device=self.device,
             has_backward=self.plan.prices.stages[stage].needs_backward,
             split_backward="I" in kinds,
-            recompute=bool(self.plan.stages.stages[stage].recompute),
+            recompute=whole.recompute == whole.ops,
+            again=frozenset(whole.recompute if whole.recompute != whole.ops else ()),
             autocast=find_autocast(self.plan.training),
             gathered=self.gathered.get(stage),
             recasts=self.plan.training.mixed and self.plan.policy.forgets,

@@ -15,11 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages of what ops make while it is entered, until they are freed."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
-        """`tensors` are alive already."""
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
+        self.live: int = 0
+        self.peak: int = 0
         self._known: Any = WeakIdKeyDictionary()
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count what was there before."""
         for each in tensors:
             self._see(each)
 

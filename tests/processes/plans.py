@@ -96,6 +96,7 @@ def plan_by_hand(
     schedule: str = "1f1b",
     recompute: Sequence[int] = (),
     zero: Sequence[ZeroLevel] = (),
+    again: Sequence[str] = (),
     training: Mapping[str, object] | None = None,
     policy: PolicyName = "flush",
     policy_options: Mapping[str, object] | None = None,
@@ -129,7 +130,7 @@ def plan_by_hand(
             for s in range(num_stages)
         ],
     )
-    stages = share_states(stages, zero)
+    stages = repeat_modules(share_states(stages, zero), graph, again)
     cost = CostModel(problem)
     weights, order = order_tasks(
         cost.price_stages(stages), schedule, policy, dict(policy_options or {})
@@ -171,6 +172,19 @@ def share_states(stages: StageGraph, zero: Sequence[ZeroLevel]) -> StageGraph:
         for stage, level in zip(stages.stages, zero or [0] * len(stages.stages), strict=True)
     )
     return msgspec.structs.replace(stages, stages=tuple(shared))
+
+
+def repeat_modules(stages: StageGraph, graph: OpGraph, modules: Sequence[str]) -> StageGraph:
+    """The same stages, which also recompute the ops of some modules."""
+    again = {op.name for op in graph.ops if op.module.startswith(tuple(modules))}
+    repeating = (
+        msgspec.structs.replace(
+            stage,
+            recompute=stage.recompute or tuple(op for op in stage.ops if op in again),
+        )
+        for stage in stages.stages
+    )
+    return msgspec.structs.replace(stages, stages=tuple(repeating))
 
 
 def order_tasks(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from graphplan.nouns.stages import ZeroLevel
 from tests.processes.crew import Crew
 from tests.processes.models import CASES
 from tests.processes.training import (
@@ -61,6 +64,19 @@ def test_bfloat16_autocast(crew: Crew, schedule: str) -> None:
     assert results[0].weights["weight"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("level", [1, 3])
+def test_bfloat16_autocast_with_shared_state(crew: Crew, level: ZeroLevel) -> None:
+    """Pieces are masters in fp32; autocast casts what is gathered."""
+    setup = Setup(
+        case=CASE,
+        devices=[(0, 1), (2,), (3,)],
+        zero=[level, 0, 0],
+        training={"precision": "bfloat16", "mixed": True},
+    )
+    results: list[Result] = crew.run(4, train_reduced, setup)
+    assert results[0].losses == pytest.approx(train_autocast(setup, torch.bfloat16), rel=2e-3)
+
+
 def test_bfloat16_weights(crew: Crew) -> None:
     """Without master weights the whole stage is cast."""
     setup = Setup(
@@ -87,3 +103,7 @@ def test_float16_scales_the_loss(crew: Crew) -> None:
     assert len({float(result.weights["scale"]) for result in results}) == 1
     assert all(torch.isfinite(result.weights["weight"]).all() for result in results)
     assert results[0].losses == results[2].losses
+    shared = dataclasses.replace(setup, zero=[0, 0, 2])
+    again: list[Result] = crew.run(4, train_reduced, shared)
+    assert again[0].losses == pytest.approx(results[0].losses, rel=2e-3)
+    assert {float(r.weights["scale"]) for r in again} == {float(results[0].weights["scale"])}

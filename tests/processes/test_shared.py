@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from graphplan.nouns.stages import ZeroLevel
+from graphplan.frontend import trace_module
+from graphplan.nouns.stages import ZERO_LEVELS, ZeroLevel
+from graphplan_runtime import Pipeline
 from tests.processes.crew import Crew
+from tests.processes.live import LiveBytes
+from tests.processes.models import floats, mean_square
+from tests.processes.plans import plan_by_hand
 from tests.processes.test_checkpoints import resume_and_train, train_and_save
 from tests.processes.test_training import assert_equal_training
 from tests.processes.training import Result, Setup, train_whole
@@ -97,3 +105,53 @@ def test_resume_across_levels(crew: Crew, tmp_path: Path, optimizer: str) -> Non
     for other in [setup, *(dataclasses.replace(setup, **each) for each in OTHERS)]:
         found: list[Result] = crew.run(other.num_ranks, resume_and_train, other, str(tmp_path))
         assert found[0].losses == pytest.approx(wanted.losses[3:], abs=1e-10)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+WIDTH, NUM_LAYERS = 192, 10
+LAYER_BYTES = 8 * (WIDTH * WIDTH + WIDTH)
+
+
+def measure_peaks(levels: Sequence[ZeroLevel]) -> list[int]:
+    """The most bytes of tensors that are alive at once in a step, by level."""
+    torch.set_default_dtype(torch.float64)
+    found = []
+    for level in levels:
+        layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS)))
+        sample = floats((WIDTH,), (WIDTH,))
+        captured = trace_module(layers, sample, loss=mean_square)
+        plan = plan_by_hand(
+            captured.graph,
+            {op.name: 0 for op in captured.graph.ops},
+            devices=[(0, 1)],
+            batch_size=8,
+            micro_batch_size=4,
+            zero=[level],
+            training={"bucket_bytes": LAYER_BYTES},
+        )
+        with LiveBytes() as live:
+            pipeline = Pipeline(plan, captured, optimizer=torch.optim.AdamW)
+            live.adopt(pipeline.weights.values())
+            pipeline.step(sample(8))
+            live.peak = 0
+            pipeline.step(sample(8))
+        found.append(live.peak)
+    return found
+
+
+def test_memory_of_levels(crew: Crew) -> None:
+    """Weights, gradients, two states of AdamW, and buckets, within a tenth.
+
+    Beside what is kept there are at most two buckets of gradients, the gradients of a layer where
+    autograd has made them, and under zero 3 two buckets of weights.
+    """
+    whole, half = NUM_LAYERS * LAYER_BYTES, NUM_LAYERS * LAYER_BYTES / 2
+    wanted = [
+        whole + whole + 2 * whole + LAYER_BYTES,
+        whole + whole + 2 * half + LAYER_BYTES,
+        whole + half + 2 * half + 3 * LAYER_BYTES,
+        half + half + 2 * half + 5 * LAYER_BYTES,
+    ]
+    for peaks in crew.run(2, measure_peaks, ZERO_LEVELS):
+        assert peaks == [pytest.approx(each, rel=0.1) for each in wanted]

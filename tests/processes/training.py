@@ -37,6 +37,8 @@ class Setup:
     infinite_steps: Sequence[int] = ()
     """Batches with an infinite number, which makes gradients of the first stage infinite."""
     recompute: Sequence[int] = ()
+    again: Sequence[str] = ()
+    """Modules that are recomputed."""
     zero: Sequence[ZeroLevel] = ()
     """By stage; () for none."""
     stage_by_module: Mapping[str, int] | None = None
@@ -83,6 +85,7 @@ def plan_case(setup: Setup, captured: Captured) -> Plan:
         schedule=setup.schedule,
         recompute=setup.recompute,
         zero=setup.zero,
+        again=setup.again,
         training=setup.training,
         policy=setup.policy,
         policy_options=setup.policy_options,
