@@ -109,7 +109,7 @@ def _make_mutant(reader: Reader, number: int, seed: int) -> Case:
     def run(folder: Path) -> str | None:
         rng = random.Random(f"{seed}-{number}")
         text = mutate(rng, rng.choice(reader.seeds))
-        uses = reader.uses if reader.kind == "plan" else reader.uses and (rng.choice(reader.uses),)
+        uses = reader.uses if reader.kind == "plan" or not reader.uses else (reader.pick_use(rng),)
         return try_file(reader._replace(uses=uses), text, folder)
 
     return check_marker(f"mutant {number}", reader.kind, run)
@@ -185,7 +185,8 @@ def attack(
     files = [str(ROOT / name) for name in COVERED] if trace else []
     by_hand, _ = run_cases(attacks, folder / "hand")
     # Once more for the lines alone: a trace makes slow cases count as hangs.
-    seen = run_cases(attacks, folder / "lines", files=files, traced=1)[1] if trace else set()
+    quick = list(list_attacks({reader.kind: reader.hurry() for reader in readers}))
+    seen = run_cases(quick, folder / "lines", files=files, traced=1)[1] if trace else set()
     mutated, more = run_cases(mutants, folder / "mutants", files=files, until_s=until_s)
     return {
         "attacks": count_verdicts(attacks, by_hand),

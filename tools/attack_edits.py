@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import os
+import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MARKER = Path(f"/tmp/graphplan-attack-{os.getpid()}")
+MARKER = Path(tempfile.gettempdir(), f"graphplan-attack-{secrets.token_hex(8)}")
+"""A file that nobody else can have made."""
 CODE = f'__import__("os").system("touch {MARKER}")'
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 BIDI = "\u202egnp.exe"

@@ -29,6 +29,7 @@ from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Plan
 from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.timeline import Timeline
+from graphplan.partition import PLANNERS
 from tests.pure.costsets import make_set
 from tests.pure.plans import make_cluster, make_plan_example
 from tests.pure.strategies import branch_edges, chain_edges
@@ -187,8 +188,19 @@ def _list_plans(plans: Sequence[bytes], own: Plan, timeline: Timeline) -> tuple[
     )  # fmt: skip
 
 
+def _list_searches(*words: str) -> tuple[Callable[[Path], str | None], ...]:
+    """The same search by all planners; the last one is what users take."""
+    options = ("--no-baselines", "--effort", "0.1", "-o", "{}/out.json", *words)
+    return tuple(
+        command("search", "{}/graph.json", "--planner", planner, *options)
+        for planner in (*PLANNERS, "auto")
+    )
+
+
 def _list_graphs(graph: OpGraph, known: tuple[str, bytes]) -> tuple[Reader, ...]:
-    small = ("--no-baselines", "--effort", "0.1", "-o", "{}/out.json", "--gpus", "2")
+    searches = _list_searches("--gpus", "2")
+    by_table = _list_searches("--gpus", "2", "--costs", "{}/table.json")
+    by_learned = _list_searches("--gpus", "2", "--costs", "learned:{}/cost.json")
     out = ("-o", "{}/out.json")
     measure = ("--device", "cpu", "--ranks-per-host", "1", "--batch-sizes", "2", "--no-cache")
     table = estimate_table(graph, find_device_type("a100-80gb"), batch_sizes=(1, 2, 4, 8))
@@ -199,21 +211,21 @@ def _list_graphs(graph: OpGraph, known: tuple[str, bytes]) -> tuple[Reader, ...]
             "graph", "graph.json", (known[1],),
             lambda folder: read_noun(folder / "graph.json", OpGraph),
             (command("profile", "{}/graph.json", *measure, *out),
-             command("search", "{}/graph.json", *small),
+             searches[-1],
              command("profile", "{}/graph.json", "--estimate", "h100", *out)),
-            share=4,
+            share=4, searches=searches,
         ),
         Reader(
             "table", "table.json", (encode_noun(table),),
             lambda folder: read_noun(folder / "table.json", ProfileTable),
-            (command("search", "{}/graph.json", "--costs", "{}/table.json", *small),), (known,),
+            by_table[-1:], (known,), searches=by_table,
         ),
         Reader(
             "learned", "cost.json", (encode_noun(learned),),
             lambda folder: read_noun(folder / "cost.json", LearnedCosts),
             (command("profile", "{}/graph.json", "--costs", "learned:{}/cost.json", *out),
-             command("search", "{}/graph.json", "--costs", "learned:{}/cost.json", *small)),
-            (known,),
+             by_learned[-1]),
+            (known,), searches=by_learned,
         ),
         Reader("costset", "set.json", (sets,),
                lambda folder: read_training([folder / "set.json"]),
@@ -222,18 +234,15 @@ def _list_graphs(graph: OpGraph, known: tuple[str, bytes]) -> tuple[Reader, ...]
 
 
 def _list_clusters(known: tuple[str, bytes]) -> tuple[Reader, ...]:
-    def uses(name: str) -> tuple[Callable[[Path], str | None], ...]:
-        search = ("search", "{}/graph.json", "--cluster", f"{{}}/{name}", "--no-baselines")
-        return (
-            command("clusters", f"{{}}/{name}"),
-            command(*search, "--effort", "0.1", "-o", "{}/out.json"),
-        )
-
+    by_json = _list_searches("--cluster", "{}/lab.json")
+    by_toml = _list_searches("--cluster", "{}/lab.toml")
     return (
         Reader("cluster", "lab.json", (encode_noun(make_cluster(3)),),
-               lambda folder: read_noun(folder / "lab.json", Cluster), uses("lab.json"), (known,)),
+               lambda folder: read_noun(folder / "lab.json", Cluster),
+               (command("clusters", "{}/lab.json"), by_json[-1]), (known,), searches=by_json),
         Reader("toml", "lab.toml", (CLUSTER_EXAMPLE.encode(),),
-               lambda folder: find_cluster(str(folder / "lab.toml")), uses("lab.toml"), (known,)),
+               lambda folder: find_cluster(str(folder / "lab.toml")),
+               (command("clusters", "{}/lab.toml"), by_toml[-1]), (known,), searches=by_toml),
     )  # fmt: skip
 
 

@@ -29,8 +29,10 @@ from graphplan.errors import GraphplanError
 
 HANG_S = 10.0
 KILL_S = 20.0
-WAIT_S = 120.0
-"""Of the wall clock: a case that waits for something takes no processor time."""
+WAIT_S = 60.0
+"""Of the wall clock: a case that waits for something takes hardly any processor time meanwhile."""
+WORKS_S = 0.05
+"""Of processor time: what takes as much within `WAIT_S` does not wait, however busy others are."""
 MEMORY_BYTES = 1 << 30
 BATCH = 50
 """Cases of one child."""
@@ -168,7 +170,7 @@ def judge(number: int, case: Case, folder: Path) -> Outcome:
     before, baseline = dict(os.environ), _reset_peak()
     signal.setitimer(signal.ITIMER_PROF, HANG_S)
     signal.setitimer(signal.ITIMER_VIRTUAL, KILL_S)
-    signal.setitimer(signal.ITIMER_REAL, WAIT_S)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_S, WAIT_S)
     try:
         with watch(folder) as seen:
             verdict, detail = _try(case, folder)
@@ -332,11 +334,19 @@ def _work(
 ) -> None:
     """Try cases in this process, which is a child."""
 
-    def ring(number: int, _: object) -> None:
-        raise Hang(f"it waits for {WAIT_S} s" if number == signal.SIGALRM else f"over {HANG_S} s")
+    worked_s = time.process_time()
 
-    signal.signal(signal.SIGPROF, ring)
-    signal.signal(signal.SIGALRM, ring)
+    def end(number: int, _: object) -> None:
+        raise Hang(f"over {HANG_S} s")
+
+    def look(number: int, _: object) -> None:
+        nonlocal worked_s
+        before_s, worked_s = worked_s, time.process_time()
+        if worked_s - before_s < WORKS_S:
+            raise Hang(f"it waits for {WAIT_S} s")
+
+    signal.signal(signal.SIGPROF, end)
+    signal.signal(signal.SIGALRM, look)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + 3 * MEMORY_BYTES, resource.RLIM_INFINITY))

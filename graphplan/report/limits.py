@@ -319,7 +319,8 @@ def _judge_mixing(plan: Plan) -> Finding | None:
             seen, count, replicas = min(_count_seen(plan, each) for each in ops)
             more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
             name = clean_name(ops[0].module or ops[0].op)
-            parts = f"{count} micro-batches" + (f", {replicas} replicas" if replicas > 1 else "")
+            parts = f"{count} micro-batch{'es' if count > 1 else ''}"
+            parts += f", {replicas} replicas" if replicas > 1 else ""
             change = changes.format(seen=seen, batch=_batch_size(plan))
             told.append(f"{name}{more} {does}: {change} ({parts}).")
     has_replicas = any(_count_seen(plan, each)[2] > 1 for each in split)
