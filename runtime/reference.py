@@ -173,8 +173,17 @@ class Reference:
 
     def _list_mixing(self) -> list[str]:
         """Ops that mix samples see other samples in whole batches than in the plan's tasks."""
-        ops = [each.op for each in self.pipeline.captured.graph.mixing]
-        if not ops or self.options.reference != "batch":
+        if self.options.reference != "batch":
+            return []
+        whole = self.plan.training.batch_size
+        seen = {
+            op: stage.micro_batch_size // len(stage.devices)
+            for stage in self.plan.stages.stages
+            for op in stage.ops
+        }
+        mixing = self.pipeline.captured.graph.mixing
+        ops = [each.op for each in mixing if seen.get(each.op, 0) < whole]
+        if not ops:
             return []
         more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
         return [

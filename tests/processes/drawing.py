@@ -1,4 +1,4 @@
-"""Models that draw random numbers in every way, trained by pipeline and by the reference."""
+"""Models that draw random numbers in every way, or mix samples: pipeline and reference."""
 
 from __future__ import annotations
 
@@ -145,6 +145,18 @@ class Shuffled(Block):
         return 0.7 * x + 0.3 * x[torch.randperm(x.shape[0])]
 
 
+class Normed(Block):
+    """Nothing drawn: batch norm, whose statistics are those of a task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(LENGTH)
+
+    def draw(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.norm(x)
+        return made
+
+
 class Whole(nn.Module):
     """Two blocks of a kind, one for each stage, and a linear end."""
 
@@ -172,6 +184,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         Rerun,
         Shared,
         Shuffled,
+        Normed,
     )
 }
 

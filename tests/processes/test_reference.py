@@ -53,6 +53,18 @@ def test_draws_for_a_whole_task_are_exact_by_micro_batch(crew: Crew, kind: str) 
     assert "--reference micro-batch" in hint
 
 
+def test_a_batch_norm_that_replicas_split_is_told(crew: Crew) -> None:
+    """Its losses are not those of one process on whole batches, and the run says why."""
+    split = Question(kind="Normed", micro_batch_size=(16, 16))
+    alone = dataclasses.replace(split, devices=((0,), (1,)))
+    ((gap, hint),) = crew.run(3, compare, [split])[0]
+    ((none, silence),) = crew.run(2, compare, [alone])[0]
+    assert gap > 100 * ROUNDING
+    assert "Op batch_norm_1 mixes the samples of a batch, which the plan splits" in hint
+    assert none < ROUNDING
+    assert silence == ""
+
+
 def test_parts_that_are_smaller_than_a_task_take_their_rows_of_its_draws(crew: Crew) -> None:
     """By micro-batches of the last stage, which are smaller than those of the first."""
     kinds = ("Dropped", "Noisy", "Shared", "Encoding")
