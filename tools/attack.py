@@ -58,7 +58,7 @@ def warm_up(readers: Sequence[Reader], folder: Path) -> None:
     for number, reader in enumerate(readers):
         for text in (*reader.seeds, b"{}"):
             place = folder / f"warm-{number}-{len(text)}"
-            for run in (reader.read, *reader.uses):
+            for run in (reader.read, *reader.uses, *reader.searches):
                 reader.place(place, text)
                 try:
                     run(place)
@@ -178,7 +178,9 @@ def attack(
     """Run everything; tables and findings. `most_uses` keeps a short run to the first uses."""
     until_s = time.monotonic() + 60 * minutes
     hurry()
-    readers = [reader._replace(uses=reader.uses[:most_uses]) for reader in list_readers(folder)]
+    readers = list(list_readers(folder))
+    if most_uses is not None:
+        readers = [reader.hurry()._replace(uses=reader.uses[:most_uses]) for reader in readers]
     warm_up(readers, folder)
     attacks = list(list_attacks({reader.kind: reader for reader in readers}))
     mutants = list_mutants(readers, count, seed)
