@@ -70,8 +70,8 @@ def warm_up(readers: Sequence[Reader], folder: Path) -> None:
     graph = next(reader for reader in readers if reader.kind == "graph")
     graph.place(folder, graph.seeds[0])
     for memory in ("1KB", "20KB"):
-        limits = ("--memory", memory, "--gpus", "2", "-o", "{}/none.json")
-        command("search", "{}/graph.json", *limits)(folder)
+        limits = ("--memory", memory, "--gpus", "2", "--planner", "chain", "-o", "{}/none.json")
+        command("search", "{}/graph.json", "--no-baselines", *limits)(folder)
     for name in ("cp437", "utf_16_be", "utf_16_le", "utf_32_be", "utf_32_le"):
         importlib.import_module(f"encodings.{name}")  # For names in archives, and for mutants.
     for kind in _list_records(msgspec.Struct):

@@ -61,7 +61,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, ...]:
     """All readers, read once before anybody looks."""
     folder = tmp_path_factory.mktemp("readers")
     found = list_readers(folder)
-    warm_up([reader._replace(uses=()) for reader in found], folder)
+    warm_up([reader.hurry()._replace(uses=()) for reader in found], folder)
     return found
 
 
