@@ -138,7 +138,7 @@ def decode_noun(text: bytes, noun: type[T], *, name: str) -> T:
             fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             current = msgspec.json.encode(noun.upgrade(fields))
         found = msgspec.json.decode(current, type=noun)
-    except UNREADABLE as error:
+    except (*UNREADABLE, ValueError) as error:  # Nouns that are made of older ones raise it bare.
         raise InvalidFile(
             f"{name} is not a valid {wanted!r} file: {error}.",
             remedy="`graphplan schema` prints what the file must look like.",

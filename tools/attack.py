@@ -186,9 +186,10 @@ def attack(
     mutants = list_mutants(readers, count, seed)
     files = [str(ROOT / name) for name in COVERED] if trace else []
     by_hand, _ = run_cases(attacks, folder / "hand")
-    # Once more for the lines alone: a trace makes slow cases count as hangs.
-    quick = list(list_attacks({reader.kind: reader.hurry() for reader in readers}))
-    seen = run_cases(quick, folder / "lines", files=files, traced=1)[1] if trace else set()
+    seen: set[tuple[str, int]] = set()
+    if trace:  # Once more for the lines alone: a trace makes slow cases count as hangs.
+        quick = list(list_attacks({reader.kind: reader.hurry() for reader in readers}))
+        seen = run_cases(quick, folder / "lines", files=files, traced=1)[1]
     mutated, more = run_cases(mutants, folder / "mutants", files=files, until_s=until_s)
     return {
         "attacks": count_verdicts(attacks, by_hand),

@@ -51,6 +51,9 @@ READING: dict[str, str] = {
     "runtime/worker.py": "plan",
     "runtime/streams/midstream.py": "checkpoint",
     "graphplan/cost/measure_clock.py": "no foreign file: /proc and /dev/null",
+    "graphplan/nouns/stages.py": "plan",
+    "runtime/doctor.py": "no foreign file: what its own ranks wrote into its private folder",
+    "runtime/hosts.py": "no foreign file: the board of the run",
     "graphplan/report/page.py": "no foreign file: the template of the package",
     "graphplan/export/torch_launcher.py": "no foreign file: the folder that it is exported with",
     "graphplan/export/deepspeed_module.py": "no foreign file: the folder that it is exported with",
@@ -99,7 +102,8 @@ class Reader(NamedTuple):
 
     def hurry(self) -> Reader:
         """The same with the quickest search only."""
-        found = (self.searches[0] if use.__name__ == "search" else use for use in self.uses)
+        quickest = self.searches[:1]
+        found = ((quickest or (use,))[0] if use.__name__ == "search" else use for use in self.uses)
         return self._replace(uses=tuple(found), searches=())
 
     def pick_use(self, rng: random.Random) -> Callable[[Path], str | None]:

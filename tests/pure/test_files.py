@@ -72,6 +72,7 @@ def test_plans_of_version_1_are_read() -> None:
         (b'"recompute": true', b'"recompute": []', "Expected `bool`, got `array`"),
         (b'"recompute": true', b'"recompute": true, "recompute": false', "stands twice"),
         (b'"stages": {', b'"parts": {', "unknown field `parts`|missing required field"),
+        (b'"micro_batch_size": 4,\n    "recompute": true', b'"micro_batch_size": 0', "at least 1"),
     ):
         assert text.count(old) == 1
         with pytest.raises(InvalidFile, match=message):
