@@ -54,6 +54,8 @@ READING: dict[str, str] = {
     "graphplan/nouns/stages.py": "plan",
     "runtime/doctor.py": "no foreign file: what its own ranks wrote into its private folder",
     "runtime/hosts.py": "no foreign file: the board of the run",
+    "runtime/saving.py": "no file: takes over what checkpoint.py has read",
+    "runtime/checkpoints/snapshot.py": "no file: what ranks tell each other",
     "graphplan/report/page.py": "no foreign file: the template of the package",
     "graphplan/export/torch_launcher.py": "no foreign file: the folder that it is exported with",
     "graphplan/export/deepspeed_module.py": "no foreign file: the folder that it is exported with",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -163,6 +166,29 @@ def cache_option(command: Command) -> Command:
     )(command)
 
 
+@contextlib.contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process without an exception, while torch captures.
+
+    Its tracing calls Python from C++, where an exception at the wrong place aborts the process.
+    Nothing is lost: what is kept of a capture is written when it is done.
+    """
+
+    def end(number: int, frame: object) -> None:
+        os.write(2, b"Interrupted.\n")  # What a model prints while it is built is held back.
+        os._exit(130)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before in (signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def load_graph(model: str, settings: Mapping[str, Any], *, use_cache: bool = True) -> OpGraph:
     """The op graph of a model file, a .pt2 file or a graph.json."""
     if model.endswith(".json"):
@@ -175,9 +201,10 @@ def load_graph(model: str, settings: Mapping[str, Any], *, use_cache: bool = Tru
                 remedy="Leave --set out, or give the model file.",
             )
         return read_noun(model, OpGraph)
-    from graphplan.captures import load_model_graph
+    with ended_at_once():
+        from graphplan.captures import load_model_graph
 
-    return load_model_graph(model, settings, use_cache=use_cache)
+        return load_model_graph(model, settings, use_cache=use_cache)
 
 
 def load_tables(

@@ -12,6 +12,7 @@ import msgspec
 
 from graphplan.cli.options import (
     LEARNED,
+    ended_at_once,
     load_graph,
     load_learned,
     model_argument,
@@ -236,11 +237,12 @@ def _load_captured(model: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]
         from graphplan.cost.measure_rebuild import rebuild_graph
 
         return rebuild_graph(load_graph(model, settings)), None, None
-    from graphplan.frontend import load_model_file, trace_model_file
+    with ended_at_once():
+        from graphplan.frontend import load_model_file, trace_model_file
 
-    file = load_model_file(model, settings=settings)
-    inputs = file.inputs if callable(file.inputs) else None
-    return trace_model_file(file), inputs, file.optimizer
+        file = load_model_file(model, settings=settings)
+        inputs = file.inputs if callable(file.inputs) else None
+        return trace_model_file(file), inputs, file.optimizer
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def find_folder(pid: int) -> Path:
 
 def knock(folder: Path) -> None:
     """Others can neither list nor read nor write what the ranks tell each other."""
-    for words in (["ls", folder], ["cat", folder / "store"], ["touch", folder / "x"]):
+    for words in (["ls", f"{folder}"], ["cat", f"{folder}/store"], ["touch", f"{folder}/x"]):
         done = subprocess.run(words, user=NOBODY, capture_output=True, check=False)
         assert b"Permission denied" in done.stderr, done
 

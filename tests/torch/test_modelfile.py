@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from graphplan.cli.options import ended_at_once
 from graphplan.errors import CaptureError, ModelFileError
 from graphplan.frontend import load_model_file, trace_model_file, trace_module
 from tests.torch.comparing import call_model
@@ -264,3 +268,26 @@ def keep_taken(model: nn.Module, batch: Any) -> dict[str, Any]:
     """What the model's forward takes of a batch; the rest is for the loss."""
     names = inspect.signature(model.forward).parameters
     return {name: value for name, value in batch.items() if name in names}
+
+
+def test_ctrl_c_while_torch_captures(tmp_path: Path) -> None:
+    """No exception passes through torch's C++, which would abort; who is deaf to it stays so."""
+    (tmp_path / "model.py").write_text(
+        "import os, signal\n"
+        "def inputs(batch_size):\n"
+        "    return ()\n"
+        "def build():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    finally:\n"
+        "        print('an exception went through')\n"
+    )
+    words = [sys.executable, "-m", "graphplan", "trace", str(tmp_path / "model.py"), "--no-cache"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ended_at_once():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
