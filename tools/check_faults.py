@@ -68,7 +68,7 @@ def format_row(name: str, case: Case, row: Row, wrong: list[str]) -> str:
     told = row.first_line.replace("|", "/")
     return (
         f"| {name} | {case.what} | {seconds} | {row.code} | {told[:160]} | {resumed} |"
-        f" {'; '.join(wrong).strip() or 'fine'} |"
+        f" {' '.join('; '.join(wrong).split()) or 'fine'} |"
     )
 
 
