@@ -68,6 +68,9 @@ MEASURED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 @click.option("--precision", help="Compute in this dtype in place of float32, e.g. bfloat16.")
 @click.option("--autocast", help="Measure under torch.autocast to this dtype, casts included.")
 @click.option("--tf32", is_flag=True, help="Measure float32 products on matrix units.")
+@click.option(
+    "--compile", "compiled", is_flag=True, help="Measure what torch.compile makes of each unit."
+)
 @click.option("--no-cache", is_flag=True, help="Neither read nor write earlier measurements.")
 @click.option("-o", "--output", default="table.json", show_default=True, help="Where to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -120,6 +123,7 @@ def check_wishes(
     ranks_per_host: int | None,
     precision: str | None,
     autocast: str | None,
+    compiled: bool,
     **_: Any,
 ) -> None:
     """Refuse options that contradict each other."""
@@ -134,6 +138,11 @@ def check_wishes(
     if (gpu or costs) and ranks_per_host is not None:
         raise InvalidOption(
             "--ranks-per-host is for measuring.", remedy="Leave it away, or give --device cpu."
+        )
+    if compiled and (gpu or costs):
+        raise InvalidOption(
+            "--compile is for measuring.",
+            remedy="Leave it away; plans have --execution compiled for estimates.",
         )
     if autocast and (gpu or costs or precision):
         raise InvalidOption(
@@ -186,6 +195,7 @@ def measure(
     precision: str | None,
     autocast: str | None,
     tf32: bool,
+    compiled: bool,
     use_cache: bool,
     quiet: bool,
 ) -> tuple[OpGraph, ProfileTable]:
@@ -199,7 +209,7 @@ def measure(
     num_ranks = count_ranks(chosen) if ranks_per_host is None else ranks_per_host
     check_ranks(num_ranks, chosen)
     captured, inputs, optimizer = _load_captured(model, settings)
-    numerics = Numerics(cast=precision, autocast=autocast, tf32=tf32)
+    numerics = Numerics(cast=precision, autocast=autocast, tf32=tf32, compiled=compiled)
     cache = open_cache(chosen, ranks_per_host=num_ranks, numerics=numerics) if use_cache else None
     with show_progress(enabled=not quiet) as report:
         table = measure_table(

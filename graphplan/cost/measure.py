@@ -89,7 +89,11 @@ def measure_table(
         keep_freed_memory()  # As the ranks of a run do.
     clock = find_clock(device)
     device_type = _assume_type(clock)
-    units = list_units(graph, short=_find_short(graph, device_type, max(sizes)))
+    if numerics.compiled:
+        _check_own(captured)
+        device_type = msgspec.structs.replace(device_type, host_s=0.0, fuses=True)
+    short = _find_short(graph, device_type, max(sizes), all_plain=numerics.compiled)
+    units = list_units(graph, short=short)
     count = count_neighbours(graph, max(sizes), ranks_per_host, clock)
     session = Session(
         captured,
@@ -169,8 +173,22 @@ def _assume_type(clock: Clock) -> DeviceType:
     return msgspec.structs.replace(find_device_type("a100-80gb"), name=name)
 
 
-def _find_short(graph: OpGraph, device_type: DeviceType, batch_size: int) -> frozenset[str]:
-    """Ops whose forward would be too short to time alone, also at the largest size.
+def _check_own(captured: Captured | Rebuilt) -> None:
+    """Refuse to compile a graph from a file: it would become code."""
+    from graphplan.cost.measure_rebuild import Rebuilt
+
+    if isinstance(captured, Rebuilt):
+        raise InvalidOption(
+            "A graph from a file is measured without generating code.",
+            remedy="Give the model file to --compile, or measure without it.",
+        )
+
+
+def _find_short(
+    graph: OpGraph, device_type: DeviceType, batch_size: int, *, all_plain: bool
+) -> frozenset[str]:
+    """Ops whose forward would be too short to time alone, also at the largest size; with
+    `all_plain` those that a compiler may join, however long.
 
     Ops with weights are always timed alone: in a group, the halves of the backward could not be
     told apart. So groups end where layers do, and equal layers have equal groups.
@@ -181,7 +199,7 @@ def _find_short(graph: OpGraph, device_type: DeviceType, batch_size: int) -> fro
     for op in graph.ops:
         work = counter.count_op(op, batch_size)
         plain = not op.weights and work.kind not in COMPUTE_KINDS
-        if plain and estimator.pass_time(op, work, "forward") < limit:
+        if plain and (all_plain or estimator.pass_time(op, work, "forward") < limit):
             found.add(op.name)
     return frozenset(found)
 

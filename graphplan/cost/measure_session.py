@@ -274,7 +274,10 @@ class Session:
             captured = self.captured
             limits = choose_limits(self.clock) if self._is_foreign else None
             values = run_on_fakes(self._body, captured.graph, size, limits=limits)
-            builder = UnitBuilder(self._body, captured.graph, values, self.clock.device, limits)
+            builder = UnitBuilder(
+                self._body, captured.graph, values, self.clock.device, limits,
+                compiled=self.numerics.compiled,
+            )  # fmt: skip
             self._builders[size] = builder, values
         return self._builders[size]
 

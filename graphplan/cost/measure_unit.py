@@ -96,6 +96,8 @@ class Numerics:
     """Dtype that torch.autocast computes in; casts count."""
     tf32: bool = False
     """Whether float32 products run on matrix units."""
+    compiled: bool = False
+    """Whether torch.compile makes the kernels of a unit."""
 
     @contextlib.contextmanager
     def active(self, device: torch.device) -> Iterator[None]:
@@ -119,7 +121,8 @@ class Numerics:
     def __str__(self) -> str:
         parts = [f"in {self.cast}"] if self.cast else []
         parts += [f"autocast to {self.autocast}"] if self.autocast else []
-        return ", ".join([*parts, "tf32"] if self.tf32 else parts)
+        parts += ["tf32"] if self.tf32 else []
+        return ", ".join([*parts, "compiled"] if self.compiled else parts)
 
 
 AS_MODELLED = Numerics()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graphplan.cost.flops import find_weight_values
-from graphplan.cost.measure_body import Body, Line
+from graphplan.cost.measure_body import Body, Line, move_devices
 from graphplan.cost.measure_limits import Limits
 from graphplan.nouns.names import MAX_PATH, fit_text
 from graphplan.nouns.opgraph import Op, OpGraph
@@ -179,7 +179,7 @@ class Unit:
     """A piece of a model that can run, and what it reads."""
 
     ops: tuple[str, ...]
-    line: Line
+    line: Callable[..., tuple[Any, ...]]
     """Takes the values of `readings` by position, returns a tuple of what others read."""
     readings: tuple[fx.Node, ...]
     """Nodes of the whole model."""
@@ -197,8 +197,11 @@ class UnitBuilder:
         values: Mapping[fx.Node, Any],
         device: torch.device,
         limits: Limits | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self._body = body
+        self._compiled = compiled
         self._graph = graph
         self._values = values
         self._device = device
@@ -216,10 +219,23 @@ class UnitBuilder:
         nodes.output(tuple(copies[node] for node in results))
         return Unit(
             ops=ops,
-            line=Line(nodes, self._body.held, self._device),
+            line=self._make_line(nodes),
             readings=tuple(readings),
             halves=tuple(self._half_of(node, members) for node in readings),
         )
+
+    def _make_line(self, nodes: fx.Graph) -> Callable[..., tuple[Any, ...]]:
+        """What runs the nodes; graphs of the user's own code may become code."""
+        line = Line(nodes, self._body.held, self._device)
+        if not self._compiled:
+            return line
+        module = fx.GraphModule(dict(self._body.held), nodes)
+        for node in nodes.nodes:
+            node.args = move_devices(node.args, self._device)
+            node.kwargs = move_devices(dict(node.kwargs), self._device)
+        module.recompile()
+        compiled: Callable[..., tuple[Any, ...]] = torch.compile(module, dynamic=False)
+        return compiled
 
     def check_step(self) -> None:
         """Refuse a step of the whole model that would take too much of a file's word."""

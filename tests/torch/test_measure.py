@@ -492,3 +492,29 @@ def test_ops_are_measured_in_the_precision_that_is_trained() -> None:
         assert "could not run" not in table.provenance
         assert table.calibration == ()
         assert all(row.forward_s[0] > 0 for row in table.rows)
+
+
+class Chain(nn.Module):
+    """Two products with elementwise ops between them, which a compiler joins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(nn.functional.gelu(self.first(x)))).square().mean()
+
+
+def test_compiled_units_hold_what_a_compiler_joins() -> None:
+    """Elementwise ops between two products are one unit; a file's graph never becomes code."""
+    captured = trace_module(Chain(), lambda b: (torch.randn(b, 16),))
+    compiled = Numerics(compiled=True)
+    table = measure_table(captured, batch_sizes=[4], numerics=compiled, rounds=1)
+    assert "compiled" in table.provenance
+    assert "could not run alone" not in table.provenance
+    rows = {row.op: row for row in table.rows}
+    assert rows["gelu"].group == rows["tanh"].group == "gelu..tanh"
+    assert rows["linear"].weight_grad_s[0] > 0
+    assert all(row.forward_s[0] > 0 for row in table.rows)
+    with pytest.raises(InvalidOption, match="without generating code"):
+        measure_table(rebuild_graph(captured.graph), batch_sizes=[4], numerics=compiled)
