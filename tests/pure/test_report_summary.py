@@ -33,7 +33,7 @@ batch 8 in micro-batches of 4, adam, float32, schedule 1f1b, weights flush
 step time    95.81 ms          lower bound   91.98 ms
 throughput   83.50 samples/s   gap           at most 4.2%
 bubble       33.2%             peak memory   33.0 GB (45.8% of the limit)
-predicted 95.81 ms, +-5% (16 steps, fp32, A100)
+predicted 95.81 ms, +-4% (16 steps, fp32, A100)
 
 over data parallel                    1.42x   its step takes 136.0 ms
 over the best sequential pipeline     1.17x   its step takes 112.1 ms

@@ -502,7 +502,9 @@ class Chain(nn.Module):
         self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(nn.functional.gelu(self.first(x)))).square().mean()
+        hidden = torch.tanh(nn.functional.gelu(self.first(x)))
+        found: torch.Tensor = self.second(hidden).square().mean()
+        return found
 
 
 def test_compiled_units_hold_what_a_compiler_joins() -> None:
