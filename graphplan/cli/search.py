@@ -79,6 +79,13 @@ if TYPE_CHECKING:
 )
 @click.option("--mixed", is_flag=True, help="Keep fp32 master weights beside 16-bit ones.")
 @click.option(
+    "--zero",
+    default="auto",
+    show_default=True,
+    help="What replicas share (ZeRO): 0, 1 (optimizer states), 2 (and gradients), 3 (and weights),"
+    " or auto: what is fastest and fits.",
+)
+@click.option(
     "--recompute",
     default="auto",
     show_default=True,

@@ -55,7 +55,7 @@ class Cuts(abc.ABC):
         self.saves = [problem.saves[i] for i in self._list_touched(problem.saves_by_node)]
         self.ties = [problem.ties[i] for i in self._list_touched(problem.ties_by_node)]
         self._sums: dict[tuple[int, Types], StageSums] = {}
-        self._costs: dict[tuple[int, Types, bool], StageCosts] = {}
+        self._costs: dict[tuple[int, Types, bool, int], StageCosts] = {}
 
     @property
     def num_items(self) -> int:
@@ -68,13 +68,22 @@ class Cuts(abc.ABC):
             self._sums[size, types] = self._collect(size, types)
         return self._sums[size, types]
 
-    def costs(self, size: int, types: Types = MEAN, *, recompute: bool = False) -> StageCosts:
-        """Costs of all stages by themselves; their reduction is not in them."""
-        key = (size, types, recompute)
+    def costs(
+        self, size: int, types: Types = MEAN, *, recompute: bool = False, replicas: int = 1
+    ) -> StageCosts:
+        """Costs of all stages by themselves, at the usual level of ZeRO; what replicas send each
+        other is not in them."""
+        key = (size, types, recompute, replicas)
         if key not in self._costs:
             kinds = types or range(len(self.problem.cluster.types))
             sums = self.sums(size, types)
-            self._costs[key] = price_sums(self.problem, sums, kinds, recompute=recompute)
+            self._costs[key] = price_sums(
+                self.problem,
+                sums,
+                kinds,
+                recompute=recompute,
+                sharing=self.cost.usual_sharing(replicas),
+            )
         return self._costs[key]
 
     @cached_property

@@ -34,8 +34,10 @@ import msgspec
 from graphplan.cost.buckets import Reductions
 from graphplan.cost.rows import Share, share_rows
 from graphplan.cost.sums import (
+    ALONE,
     SINGLE,
     Copies,
+    Sharing,
     StageMemory,
     StageSums,
     count_memory,
@@ -51,7 +53,7 @@ from graphplan.nouns.prices import (
     TransferPrice,
 )
 from graphplan.nouns.problem import Flow, Problem
-from graphplan.nouns.stages import Stage, StageGraph
+from graphplan.nouns.stages import Stage, StageGraph, ZeroLevel
 
 FLUSH = WeightPolicy()
 
@@ -64,7 +66,7 @@ class CostModel:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._price_by_stage: dict[tuple[Nodes, Devices, int, bool, Copies], StagePrice] = {}
+        self._price_by_stage: dict[tuple[Nodes, Devices, int, bool, Copies, int], StagePrice] = {}
         self._sums_by_stage: dict[tuple[Nodes, int, tuple[int, ...]], StageSums] = {}
         self.reductions = Reductions(problem)
 
@@ -122,10 +124,11 @@ class CostModel:
         *,
         recompute: bool = False,
         copies: Copies = SINGLE,
+        sharing: Sharing = ALONE,
     ) -> StageMemory:
         """Bytes of a stage, by purpose, on one replica that sees `samples` of a micro-batch."""
         sums = self.sum_nodes(nodes, samples, (0,))
-        return count_memory(self.problem, sums, recompute=recompute, copies=copies)
+        return count_memory(self.problem, sums, recompute=recompute, copies=copies, sharing=sharing)
 
     def price_nodes(
         self,
@@ -135,13 +138,16 @@ class CostModel:
         *,
         recompute: bool = False,
         copies: Copies = SINGLE,
+        zero: ZeroLevel | None = None,
     ) -> StagePrice:
-        """The price of a stage by itself; remembered, because searches change few stages.
+        """The price of a stage by itself, at the usual level unless another one is given;
+        remembered, because searches change few stages.
 
         Its own weights are reduced over its replicas; those that other stages hold, too, are not
         in it (price_stages adds them).
         """
-        key = (nodes, devices, micro_batch_size, recompute, copies)
+        level = self.usual_sharing(len(devices)).zero if zero is None else zero
+        key = (nodes, devices, micro_batch_size, recompute, copies, level)
         if key not in self._price_by_stage:
             self._price_by_stage[key] = self._price_nodes(*key)
         return self._price_by_stage[key]
@@ -153,28 +159,40 @@ class CostModel:
         micro_batch_size: int,
         recompute: bool,
         copies: Copies,
+        zero: int,
     ) -> StagePrice:
         problem = self.problem
+        sharing = Sharing(zero, self.reductions.count_replicas(len(devices)))
         samples = self.samples_per_replica(micro_batch_size, len(devices))
         types = tuple(sorted({problem.type_index_by_device[device] for device in devices}))
         sums = self._remember_sums(nodes, samples, types)
-        costs = price_sums(problem, sums, types, recompute=recompute, copies=copies)
-        return StagePrice(
+        costs = price_sums(
+            problem, sums, types, recompute=recompute, copies=copies, sharing=sharing
+        )
+        price = StagePrice(
             devices=devices,
             micro_batch_size=micro_batch_size,
             forward_s=costs.forward_s,
             backward_s=costs.backward_s,
             input_grad_s=costs.input_grad_s,
             weight_grad_s=costs.weight_grad_s,
-            reduction=self.reductions.fill_buckets(nodes, devices, samples, types, sums, costs),
+            reduction=self.reductions.fill_buckets(
+                nodes, devices, samples, types, sums, costs, is_shared=zero > 0
+            ),
             update_s=float(costs.update_s),
             trained_bytes=costs.trained_bytes,
-            fixed_bytes=costs.fixed_bytes,
+            fixed_bytes=int(costs.fixed_bytes),
             saved_bytes=costs.saved_bytes,
             saved_for_weights_bytes=int(costs.saved_for_weights_bytes),
             workspace_bytes=costs.workspace_bytes,
             needs_backward=sums.trains,
         )
+        return self.reductions.share_weights(price, sums.own_elements * sums.trains, zero)
+
+    def usual_sharing(self, num_replicas: int) -> Sharing:
+        """What so many replicas share where a draft does not say it."""
+        zero = self.problem.usual_zero if num_replicas > 1 else 0
+        return Sharing(zero, self.reductions.count_replicas(num_replicas))
 
     def _remember_sums(
         self, nodes: tuple[int, ...], samples: int, types: tuple[int, ...]
@@ -256,6 +274,7 @@ class CostModel:
             stage.micro_batch_size,
             recompute=bool(stage.recompute),
             copies=copies,
+            zero=stage.zero,
         )
 
     def _add_ties(

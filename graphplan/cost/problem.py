@@ -18,6 +18,7 @@ from graphplan.errors import InvalidFile, InvalidOption
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import Op, OpGraph
 from graphplan.nouns.problem import Floats, Flow, Ints, Node, Problem, Recompute, Save, Tie
+from graphplan.nouns.stages import ZeroLevel
 from graphplan.nouns.table import ProfileTable
 from graphplan.nouns.tensor import ITEM_BYTES, TensorSpec
 from graphplan.nouns.training import Training
@@ -36,6 +37,7 @@ def make_problem(
     *,
     micro_batch_sizes: Sequence[int] | None = None,
     recompute: Recompute = "auto",
+    zero_levels: tuple[ZeroLevel, ...] = (0,),
     pins: Mapping[str, int] | None = None,
 ) -> Problem:
     """The problem of cutting `graph` into stages; `tables` has one for each device type."""
@@ -72,6 +74,7 @@ def make_problem(
         saves=storages.shared(),
         ties=weights.ties,
         recompute=recompute,
+        zero_levels=zero_levels,
         pins=_resolve_pins(graph, node_of, cluster, pins or {}),
     )
 

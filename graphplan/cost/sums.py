@@ -43,6 +43,18 @@ class Copies(NamedTuple):
 SINGLE = Copies()
 
 
+class Sharing(NamedTuple):
+    """What the replicas of a stage share: the level of ZeRO, and how many they are."""
+
+    zero: int = 0
+    replicas: int = 1
+
+
+ALONE = Sharing()
+NUM_BUCKETS = 2
+"""Buckets that are flattened at once, beside the gradients; with zero 3, and gathered weights."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageSums:
     """Sums over the nodes of a stage on one replica, for one micro-batch."""
@@ -154,28 +166,47 @@ def time_update(problem: Problem, device_type: DeviceType, trained_elements: Num
 
 
 def count_memory(
-    problem: Problem, sums: StageSums, *, recompute: bool = False, copies: Copies = SINGLE
+    problem: Problem,
+    sums: StageSums,
+    *,
+    recompute: bool = False,
+    copies: Copies = SINGLE,
+    sharing: Sharing = ALONE,
 ) -> StageMemory:
     """Bytes by purpose. Recomputation keeps what comes in, and makes the rest again in the
-    workspace of its backward; a stage without backward saves nothing."""
+    workspace of its backward; a stage without backward saves nothing. Replicas share what their
+    level says of the weights that no other stage can hold."""
     recompute = recompute or problem.recompute == "full"
     weight, gradient, optimizer = bytes_per_trained_element(
         problem.training, problem.element_bytes, copies
     )
-    trained = sums.trained_elements
+    states, gradients, weights = (
+        share_elements(sums, sharing, level) + sums.tied_elements for level in (1, 2, 3)
+    )
+    bucket = numpy.minimum(
+        problem.training.bucket_bytes, sums.own_elements * problem.element_bytes
+    ) * (sharing.replicas > 1)
+    flat = NUM_BUCKETS * (2 if sharing.zero == 3 else 1) * bucket
     made = sums.saved_bytes * sums.trains
     saved = sums.entering_bytes * sums.trains if recompute else made
     least = numpy.minimum(saved, sums.saved_for_weights_bytes)
     return StageMemory(
-        weights=trained * weight + sums.held_bytes,
-        gradients=trained * gradient,
-        optimizer=trained * optimizer,
-        buffers=sums.entering_buffer_bytes + sums.leaving_buffer_bytes,
+        weights=weights * weight + sums.held_bytes,
+        gradients=gradients * gradient,
+        optimizer=states * optimizer,
+        buffers=sums.entering_buffer_bytes + sums.leaving_buffer_bytes + flat,
         saved=saved,
         # Without an input half, what was saved waits for the weight gradients.
         saved_for_weights=numpy.where(sums.returns, least, saved) * sums.trains,
         workspace=sums.workspace_bytes + (made if recompute else 0),
     )
+
+
+def share_elements(sums: StageSums, sharing: Sharing, level: int) -> Number:
+    """Elements of the own weights of which a replica holds what is shared from `level` on."""
+    if sharing.zero < level:
+        return sums.own_elements
+    return -(-sums.own_elements // sharing.replicas)
 
 
 def price_sums(
@@ -185,6 +216,7 @@ def price_sums(
     *,
     recompute: bool = False,
     copies: Copies = SINGLE,
+    sharing: Sharing = ALONE,
 ) -> StageCosts:
     """Seconds and bytes of a stage by itself, on devices of these types.
 
@@ -196,9 +228,10 @@ def price_sums(
     again = sums.forward_s if recompute or problem.recompute == "full" else 0.0
     inputs = sums.returns * sums.input_grad_s
     weights = sums.weight_grad_s + (sums.input_grad_s - inputs)
-    memory = count_memory(problem, sums, recompute=recompute, copies=copies)
+    memory = count_memory(problem, sums, recompute=recompute, copies=copies, sharing=sharing)
     trained = sums.trained_elements
-    updates = [time_update(problem, kind, trained) for kind in kinds]
+    updated = share_elements(sums, sharing, 1) + sums.tied_elements
+    updates = [time_update(problem, kind, updated) for kind in kinds]
     return StageCosts(
         forward_s=sums.forward_s + task_s,
         backward_s=sums.trains * (again + inputs + weights + task_s),

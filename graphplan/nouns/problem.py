@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from graphplan.nouns.base import Noun
 from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.dag import Neighbours, collect_neighbours
+from graphplan.nouns.stages import ZeroLevel
 from graphplan.nouns.tensor import TensorSpec
 from graphplan.nouns.training import Training
 
@@ -133,6 +134,8 @@ class Problem:
     recompute: Recompute = "auto"
     pins: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Device by node, for nodes that the user placed."""
+    zero_levels: tuple[ZeroLevel, ...] = (0,)
+    """What replicas may share, rising."""
     miniature: Miniature | None = None
     """The larger problem that this one stands for, if any."""
 
@@ -153,6 +156,18 @@ class Problem:
     def allow_recompute(self) -> bool:
         """Whether it is a choice of each stage."""
         return self.recompute == "auto"
+
+    @property
+    def num_stood_for(self) -> int:
+        """Devices for which those of the cluster stand: themselves but in a miniature."""
+        return len(
+            self.cluster.devices if self.miniature is None else self.miniature.cluster.devices
+        )
+
+    @property
+    def usual_zero(self) -> ZeroLevel:
+        """The level at which drafts are estimated: optimizer states are most of the bytes."""
+        return 1 if 1 in self.zero_levels else self.zero_levels[-1]
 
     @property
     def num_nodes(self) -> int:

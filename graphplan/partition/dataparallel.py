@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from graphplan.cost.model import CostModel
+from graphplan.cost.sums import ALONE, Sharing
 from graphplan.nouns.problem import Problem
 from graphplan.partition.assemble import Part
 from graphplan.partition.proposal import Proposals, Wish, offer_parts
@@ -34,7 +35,8 @@ def _fits_somewhere(cost: CostModel, samples: int) -> bool:
     most = max(device.memory_bytes for device in problem.cluster.devices)
     nodes = range(problem.num_nodes)
     return any(
-        cost.stage_memory(nodes, samples, recompute=recompute).total(1) <= most
+        cost.stage_memory(nodes, samples, recompute=recompute, sharing=sharing).total(1) <= most
+        for sharing in (ALONE, Sharing(problem.zero_levels[-1], problem.num_stood_for))
         for recompute in {False, problem.allow_recompute}
     )
 

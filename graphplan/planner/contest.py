@@ -17,6 +17,7 @@ from graphplan.nouns.stages import StageGraph
 from graphplan.partition import propose_drafts
 from graphplan.partition.assemble import Draft, assemble_stages
 from graphplan.partition.bounds.bound import bound_step
+from graphplan.partition.memory import choose_sharing
 from graphplan.partition.pins import refuse_pins
 from graphplan.partition.proposal import Proposals, Wish
 from graphplan.partition.remedy import explain_infeasible
@@ -144,7 +145,7 @@ class Contest:
 
     def consider(self, shortlist: Shortlist, draft: Draft) -> float:
         """Judge a draft and keep it."""
-        stages = assemble_stages(self.cost.problem, draft)
+        stages = choose_sharing(self.cost, assemble_stages(self.cost.problem, draft))
         step_s = self.judge.judge(stages)
         shortlist.keep(draft, stages, step_s)
         return step_s

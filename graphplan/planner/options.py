@@ -11,7 +11,7 @@ from graphplan.errors import InvalidOption, UnknownName
 from graphplan.nouns.policy import POLICY_NAMES, DirectionForm, PolicyName, WeightPolicy
 from graphplan.nouns.problem import Recompute
 from graphplan.nouns.schedule import SCHEDULES
-from graphplan.nouns.stages import StageGraph
+from graphplan.nouns.stages import ZERO_LEVELS, StageGraph, ZeroLevel
 from graphplan.nouns.training import OptimizerName, Precision
 from graphplan.partition import PLANNERS
 
@@ -19,6 +19,8 @@ OBJECTIVES = ("throughput", "latency", "memory")
 """Least step time; least time of one micro-batch through the pipeline; least share of memory."""
 
 
+EXECUTED_LEVELS: tuple[ZeroLevel, ...] = (0, 1, 2, 3)
+"""Levels of ZeRO that our runtime executes; others are planned for when they are asked for."""
 LEAST_EFFORT, MOST_EFFORT = 0.01, 1000.0
 PLANNER_NAMES = ("auto", *PLANNERS)
 """auto: all that is worth asking for the problem, and moves from the best of their drafts."""
@@ -43,6 +45,8 @@ class SearchOptions:
     optimizer: str = "adam"
     precision: str = "float32"
     mixed: bool = False
+    zero: str = "auto"
+    """What replicas share (ZeRO): `0` to `3`, or for every stage what is fastest and fits."""
     recompute: str = "auto"
     """Whether stages recompute their activations: `none`, `auto` or `full`."""
     effort: float = 1.0
@@ -67,9 +71,15 @@ class SearchOptions:
             ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("precision", self.precision, get_args(Precision)),
             ("recomputation", self.recompute, get_args(Recompute)),
+            ("level of ZeRO", self.zero, ("auto", *map(str, ZERO_LEVELS))),
         ):
             if name not in known:
                 raise UnknownName(kind, name, known)
+        if self.policy != "flush" and self.zero not in ("auto", "0"):
+            raise InvalidOption(
+                f"Policy {self.policy} keeps weights whole on every replica, without ZeRO.",
+                remedy="Use --zero 0, or --policy flush.",
+            )
         if min(self.local_steps, self.accumulate or 1) < 1:
             raise InvalidOption(
                 "Updates take at least one micro-batch, and averagings one batch.",
@@ -101,6 +111,13 @@ class SearchOptions:
     def direction_form(self) -> DirectionForm:
         """The direction; it is one, as the options have been checked."""
         return self.direction  # type: ignore[return-value]
+
+    @property
+    def zero_levels(self) -> tuple[ZeroLevel, ...]:
+        """The levels of ZeRO among which every stage with replicas may choose."""
+        if self.policy != "flush":
+            return (0,)
+        return EXECUTED_LEVELS if self.zero == "auto" else (ZERO_LEVELS[int(self.zero)],)
 
     @property
     def recompute_choice(self) -> Recompute:

@@ -49,6 +49,7 @@ def pose_problem(
         groups,
         micro_batch_sizes=options.micro_batch_sizes,
         recompute=options.recompute_choice,
+        zero_levels=options.zero_levels,
         pins=options.pins,
     )
 

@@ -30,9 +30,10 @@ from graphplan.nouns.cluster import Cluster
 from graphplan.nouns.opgraph import OpGraph
 from graphplan.nouns.plan import Ended, Plan, PolicyOffer
 from graphplan.nouns.problem import Problem
-from graphplan.nouns.stages import StageGraph
+from graphplan.nouns.stages import StageGraph, ZeroLevel
 from graphplan.partition.bounds.bound import bound_step
 from graphplan.partition.improve import improve_drafts, simplify_draft
+from graphplan.partition.memory import choose_sharing, set_level
 from graphplan.planner.certainty import judge_certainty
 from graphplan.planner.collect import Scheduled, collect_plan, schedule_stages
 from graphplan.planner.contest import TIE, Contest, Shortlist, pick_starts
@@ -46,6 +47,9 @@ from graphplan.schedule.auto import count_tasks
 DATA_PARALLEL, LINEAR, SEQUENTIAL = "data-parallel", "linear", "sequential"
 """Baselines. The last one's stages run one after another: no plan of ours can be it, as a plan runs
 with its true dependencies only."""
+ZERO_1, FSDP = "zero-1", "fsdp"
+LEVEL_BY_RIVAL: dict[str, ZeroLevel] = {DATA_PARALLEL: 0, ZERO_1: 1, FSDP: 3}
+"""Data parallelism as it is used: DDP, and with shared states."""
 LINEAR_PLANNERS = ("chain", "equal")
 STARTERS = (DATA_PARALLEL, *LINEAR_PLANNERS, "towers", "graph")
 """Planners whose drafts auto starts from."""
@@ -143,6 +147,8 @@ class PlanSearch:
         """Of the problem, or of its miniatures, apart and adjacent."""
         self.rivals: dict[str, Scheduled] = {}
         self.offers: tuple[PolicyOffer, ...] = ()
+        self._one_stage: list[tuple[StageGraph, Scheduled]] = []
+        """Rivals of one stage that the plan may be."""
         self._final: tuple[StageGraph, Scheduled] | None = None
 
     @property
@@ -257,7 +263,8 @@ class PlanSearch:
             yield from self.contest.drive(IMPROVED, simpler)
 
     def _enlarge(self, stages: StageGraph) -> StageGraph:
-        return enlarge_stages(self.contest.cost.problem, stages)
+        enlarged = enlarge_stages(self.contest.cost.problem, stages)
+        return enlarged if enlarged is stages else choose_sharing(self.cost, enlarged)
 
     def _schedule(self, stages: StageGraph, effort: float) -> Scheduled:
         return schedule_stages(self.cost, stages, self.options, effort=effort * self.options.effort)
@@ -284,7 +291,7 @@ class PlanSearch:
 
     def _schedule_rivals(self) -> Iterator[None]:
         """Baselines with their own best schedules; the plan of auto is never worse than these."""
-        one_stage = self.flushing.merge((DATA_PARALLEL,))
+        yield from self._schedule_replicas()
         linear = self.flushing.merge((DATA_PARALLEL, *LINEAR_PLANNERS))
         cost, options = self.flushing.cost, self.flushing.options
         judge = Judge(cost, options, sequential=True)
@@ -292,9 +299,8 @@ class PlanSearch:
         for draft in linear.list_drafts()[: 4 * NUM_STARTS]:
             chained.consider(chained.shortlist_by_planner.setdefault(LINEAR, Shortlist()), draft)
             yield
-        plans: list[tuple[StageGraph, Scheduled]] = []
+        plans = self._one_stage
         for name, found in (
-            (DATA_PARALLEL, one_stage),
             (LINEAR, linear),
             (SEQUENTIAL, chained.merge()),
         ):
@@ -313,14 +319,37 @@ class PlanSearch:
                 if name != SEQUENTIAL:
                     plans.append((stages, ready))
             yield
+        may_share = [name for name, level in LEVEL_BY_RIVAL.items() if level in self._levels]
         for name in (LINEAR, SEQUENTIAL):
             # One stage is a linear cut and a sequential pipeline, too.
-            known = [self.rivals[each] for each in (name, DATA_PARALLEL) if each in self.rivals]
+            known = [self.rivals[each] for each in (name, *may_share) if each in self.rivals]
             if known:
                 self.rivals[name] = min(known, key=lambda each: each.prediction.step_s)
         may_win = self.options.planner == "auto" and self.options.objective == "throughput"
         if may_win and self.options.policy == "flush" and self._final is not None:
             self._final = pick_simplest([self._final, *plans])
+
+    @property
+    def _levels(self) -> tuple[ZeroLevel, ...]:
+        return self.flushing.cost.problem.zero_levels
+
+    def _schedule_replicas(self) -> Iterator[None]:
+        """Data parallelism at each level of ZeRO that people use, whatever the plan may."""
+        problem, options = self.flushing.cost.problem, self.flushing.options
+        for name, level in LEVEL_BY_RIVAL.items():
+            own = CostModel(dataclasses.replace(problem, zero_levels=(level,)))
+            contest = Contest(own, options, bound=self.bound)
+            yield from contest.ask(DATA_PARALLEL)
+            best = contest.merge().best
+            if best is None:
+                continue
+            with suppress(NoFeasiblePlan, SearchLimit, InvalidOption):
+                stages = set_level(enlarge_stages(problem, best), level)
+                self.rivals[name] = schedule_stages(
+                    self.cost, stages, options, effort=RIVAL_EFFORT * self.options.effort
+                )
+                if level in self._levels:
+                    self._one_stage.append((stages, self.rivals[name]))
 
     def _compare_policies(self) -> Iterator[None]:
         """What asynchronous policies would give for the same stages."""

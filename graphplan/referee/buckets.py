@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from graphplan.nouns.policy import WeightPolicy
 from graphplan.nouns.prices import PricedStages, StagePrice
+from graphplan.nouns.stages import StageGraph
 from graphplan.nouns.task import Instruction, Task
 from graphplan.referee.verdict import Findings
 
@@ -57,12 +58,18 @@ def _judge_order(s: int, stage: StagePrice, findings: Findings) -> None:
         before = now
 
 
-def judge_presence(priced: PricedStages, policy: WeightPolicy, findings: Findings) -> None:
-    """Replicas reduce their gradients; under policy local they average their weights instead."""
+def judge_presence(
+    priced: PricedStages, stages: StageGraph, policy: WeightPolicy, findings: Findings
+) -> None:
+    """Replicas reduce their gradients; under policy local they average their weights instead, and
+    with zero 2 and 3 the backward of every micro-batch scatters them in its own time."""
+    zeros = [stage.zero for stage in stages.stages] + [0] * len(priced.stages)
     for s, stage in enumerate(priced.stages):
         is_replicated = len(stage.devices) > 1 and stage.needs_backward and stage.trained_bytes > 0
         if policy.name == "local" and stage.reduction is not None:
             findings.add("price-buckets", f"stage {s}", "reduces what policy local does not.")
+        elif zeros[s] > 1:
+            continue
         elif policy.name != "local" and is_replicated and not (stage.reduction or stage.reduce_s):
             findings.add("price-buckets", f"stage {s}", "its gradients are never reduced.")
 

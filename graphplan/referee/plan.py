@@ -12,7 +12,7 @@ from graphplan.referee.prices import compare_prices, judge_cluster, judge_prices
 from graphplan.referee.program import judge_program
 from graphplan.referee.stages import judge_stages
 from graphplan.referee.verdict import Findings, Verdict
-from graphplan.referee.weights import judge_weights
+from graphplan.referee.weights import judge_sharing, judge_weights
 
 TOLERANCE = 1e-9
 """Relative: sums of the same seconds in another order differ by less."""
@@ -25,8 +25,9 @@ def check_plan(plan: Plan) -> Verdict:
     of_prices = Findings()
     judge_prices(plan.prices, of_prices)
     compare_prices(plan.prices, plan.stages, plan.training, findings)
-    judge_weights(plan.prices, plan.training, plan.policy, findings)
-    judge_presence(plan.prices, plan.policy, findings)
+    judge_sharing(plan.stages, plan.policy, findings)
+    judge_weights(plan.prices, plan.stages, plan.training, plan.policy, findings)
+    judge_presence(plan.prices, plan.stages, plan.policy, findings)
     judge_cluster(plan.prices, plan.stages, plan.cluster, findings)
     program = _parse_program(plan, findings)
     if of_prices.is_clean and program is not None:

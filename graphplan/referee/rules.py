@@ -20,6 +20,7 @@ RULES: dict[str, str] = {
     "price-values": "Seconds and bytes are neither negative nor absurd.",
     "price-weights": "The bytes of a stage hold all copies of its weights that training makes.",
     "price-buckets": "Every gradient of a replicated stage is reduced once, when it is complete.",
+    "zero": "Every share of what replicas share is held by one of them, under policy flush only.",
     "price-transfers": "Edges between different devices have messages that reach every reader.",
     # Program
     "program-text": "The program can be read and has one line for each device.",

@@ -9,7 +9,9 @@ from graphplan.nouns.plan import Certainty, Plan
 from graphplan.report.certainty import find_trust, is_undecided, measure_use
 
 BASELINE_NAMES = {
-    "data-parallel": "data parallel",
+    "data-parallel": "data parallel (DDP)",
+    "zero-1": "data parallel with ZeRO-1",
+    "fsdp": "FSDP (ZeRO-3)",
     "sequential": "the best sequential pipeline",
     "linear": "the best linear cut as a graph",
 }

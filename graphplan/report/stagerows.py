@@ -30,6 +30,7 @@ class StageRow(Noun, frozen=True, kw_only=True):
     micro_batch_size: int
     num_micro_batches: int
     recompute: bool
+    zero: int
     forward_s: float
     backward_s: float
     in_flight: int
@@ -65,6 +66,7 @@ def describe_stages(
                 micro_batch_size=price.micro_batch_size,
                 num_micro_batches=plan.prices.num_micro_batches(s),
                 recompute=bool(stage.recompute),
+                zero=stage.zero,
                 forward_s=price.forward_s,
                 backward_s=price.backward_s,
                 in_flight=count_in_flight(rows.devices[price.devices[0]], s),

@@ -87,10 +87,23 @@ def render_table(stages: Sequence[StageRow]) -> Table:
             table.add_row("…", *[""] * 7)
         if shown.shows(row.stage):
             table.add_row(*_table_cells(row))
-    if any(row.recompute for row in stages):
-        table.caption = Text("* recomputes its activations", style="dim")
+    notes = ["* recomputes its activations"] if any(row.recompute for row in stages) else []
+    notes += [
+        f"{'°' * zero} replicas share {what} (ZeRO-{zero})"
+        for zero, what in SHARED_BY_LEVEL.items()
+        if any(row.zero == zero for row in stages)
+    ]
+    if notes:
+        table.caption = Text("; ".join(notes), style="dim")
         table.caption_justify = "left"
     return table
+
+
+SHARED_BY_LEVEL = {
+    1: "optimizer states",
+    2: "optimizer states and gradients",
+    3: "optimizer states, gradients and weights",
+}
 
 
 def _table_cells(row: StageRow) -> list[Text]:
@@ -100,7 +113,7 @@ def _table_cells(row: StageRow) -> list[Text]:
         Text(str(row.stage), style="bold"),
         Text(f"{row.num_ops:,}"),
         Text("-" if row.num_parameters is None else format_count(row.num_parameters)),
-        Text(shorten(format_devices(row.devices), 16), style="green"),
+        Text(shorten(format_devices(row.devices), 16) + "°" * row.zero, style="green"),
         Text(format_ms(row.forward_s)),
         Text(format_ms(row.backward_s) + ("*" if row.recompute else "")),
         Text(str(row.in_flight)),

@@ -47,6 +47,7 @@ def legal_plans() -> dict[str, Plan]:
         "replicas": make_legal(replicas, build_1f1b(replicas)),
         "buckets": make_legal(buckets, build_1f1b(buckets)),
         "split-buckets": make_legal(buckets, split_backwards(build_1f1b(buckets))),
+        "zero": share_states(make_legal(buckets, build_1f1b(buckets))),
         "shared": make_legal(shared, build_gpipe(shared)),
         "mixed": make_legal(mixed, build_1f1b(mixed)),
         "frozen": make_legal(frozen, build_1f1b(frozen)),
@@ -62,6 +63,14 @@ def legal_plans() -> dict[str, Plan]:
         ),
         "local": make_legal(replicas, build_1f1b(replicas), WeightPolicy(name="local")),
     }  # fmt: skip
+
+
+def share_states(plan: Plan) -> Plan:
+    """The same with optimizer states of which each replica holds a share, and no byte to spare."""
+    stages = tuple(
+        replace(stage, zero=1 if len(stage.devices) > 1 else 0) for stage in plan.stages.stages
+    )
+    return replace(plan, stages=replace(plan.stages, stages=stages))
 
 
 def add_buckets(priced: PricedStages) -> PricedStages:

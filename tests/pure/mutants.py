@@ -522,7 +522,7 @@ def change_price(plan: Plan, s: int, **changes: Any) -> Plan:
     return replace(plan, prices=replace(plan.prices, stages=tuple(stages)))
 
 
-@breaks("price-values", "price-weights", "prediction", "price-stages", "price-edges")
+@breaks("price-values", "price-weights", "zero", "prediction", "price-stages", "price-edges")
 def change_a_price(plan: Plan) -> Iterator[tuple[Plan, str]]:
     """Seconds and bytes are not negative; peaks follow from them; devices are the stage's."""
     for s, stage in enumerate(plan.prices.stages):
@@ -570,6 +570,20 @@ def _rebucket(plan: Plan, s: int, buckets: tuple[Bucket, ...]) -> Plan:
     law = plan.prices.stages[s].reduction
     assert law is not None
     return change_price(plan, s, reduction=replace(law, buckets=buckets))
+
+
+@breaks("zero")
+def lose_a_share(plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """A share of the states is on no replica, or a policy keeps versions beside it."""
+    for s, (stage, price) in enumerate(zip(plan.stages.stages, plan.prices.stages, strict=True)):
+        if stage.zero:
+            # Adam: weights, gradient, and half of two states.
+            yield (
+                change_price(plan, s, fixed_bytes=3 * price.trained_bytes - 1),
+                (f"nobody updates a share of stage {s}"),
+            )
+        elif len(stage.devices) > 1 and plan.policy.name != "flush":
+            yield change_stage(plan, s, zero=1), f"stage {s} shares under {plan.policy.name}"
 
 
 @breaks("price-buckets")

@@ -117,7 +117,7 @@ def assert_costs_are_prices(
     types = tuple(d // 2 for d in devices)
     position = cuts.problem.size_index[size // len(devices)]
     for recompute in (False, True):
-        costs = cuts.costs(position, types, recompute=recompute)
+        costs = cuts.costs(position, types, recompute=recompute, replicas=len(devices))
         price = cuts.cost.price_nodes(nodes, devices, size, recompute=recompute)
         for field in dataclasses.fields(costs):
             wanted = getattr(price, field.name)

@@ -138,9 +138,9 @@ def test_a_direction_that_no_state_tells_takes_memory(
     pairs = list(zip(flush.stages, priced.stages, strict=True))
     assert [b.fixed_bytes - a.fixed_bytes for a, b in pairs] == expected
     findings = Findings()
-    judge_weights(priced, training, policy, findings)
+    judge_weights(priced, graph, training, policy, findings)
     assert findings.is_clean
-    judge_weights(flush, training, policy, findings)
+    judge_weights(flush, graph, training, policy, findings)
     assert not findings.is_clean
 
 

@@ -131,7 +131,9 @@ def meets(
         nodes = tuple(range(first, last))
         price = cost.price_nodes(nodes, tuple(range(replicas)), size)
         seconds, closing = price.forward_s + price.backward_s, price.reduce_s + price.update_s
-        needed = cost.stage_memory(nodes, size // replicas).total(behind)
+        needed = cost.stage_memory(
+            nodes, size // replicas, sharing=cost.usual_sharing(replicas)
+        ).total(behind)
         if (
             seconds / size + closing / cost.problem.training.batch_size > target * (1 + 1e-12)
             or needed > memory

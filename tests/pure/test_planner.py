@@ -61,7 +61,7 @@ def test_a_search_gives_a_legal_plan_with_bound_and_baselines() -> None:
     assert not check_plan(plan).violations
     assert plan.bound.step_s <= plan.prediction.step_s
     assert plan.gap >= 0
-    assert set(plan.baselines) == {"data-parallel", "linear", "sequential"}
+    assert set(plan.baselines) == {"data-parallel", "zero-1", "fsdp", "linear", "sequential"}
     assert plan.training.batch_size == 32
     assert simulate_plan(plan).makespan_s == pytest.approx(plan.prediction.step_s)
     assert len(plan.labels) == len(plan.stages.stages)

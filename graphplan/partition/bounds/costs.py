@@ -13,7 +13,7 @@ import math
 import numpy
 from numpy.typing import NDArray
 
-from graphplan.cost.sums import StageSums, count_memory, time_update
+from graphplan.cost.sums import ALONE, Sharing, StageSums, count_memory, time_update
 from graphplan.nouns.problem import Floats, Ints, Problem
 
 
@@ -126,7 +126,10 @@ def find_fitting(problem: Problem) -> NDArray[numpy.bool_]:
         trains=problem.needs_backward,
         returns=True,
     )
-    needed = count_memory(problem, alone).total(1)
+    widest = Sharing(problem.zero_levels[-1], problem.num_stood_for)
+    needed = numpy.minimum(
+        *(count_memory(problem, alone, sharing=each).total(1) for each in (ALONE, widest))
+    )
     limits = numpy.zeros(len(problem.cluster.types))
     for device, kind in zip(problem.cluster.devices, problem.type_index_by_device, strict=True):
         limits[kind] = device.memory_bytes

@@ -6,6 +6,7 @@ devices when the last of them is complete, and updates them. That takes at least
 
     c_v(r) = the least reduction of v's own weights over any r devices + their update,
 
+or, where replicas may share their states, half of such a reduction and the update of a share,
 as more weights in a bucket take longer, and other placements do not take less. The devices may do
 something else while they reduce; of their time only the update is certain.
 
@@ -118,12 +119,18 @@ def _measure_closing(problem: Problem, count: int, local_steps: int) -> tuple[Fl
     trained = numpy.where(problem.needs_backward, problem.trained_elements, 0)
     amounts, place = numpy.unique(trained, return_inverse=True)
     used = [cluster.types[kind] for kind in set(problem.type_index_by_device)]
+    laws = [link.law for link in cluster.links if link.law is not None]
+    least_half = 0.5 / max([1.0, *(law.once for law in laws)])
+    replicas = count if problem.miniature is None else count * problem.miniature.times
     closing, moving = [], []
     for elements in amounts.tolist():
         num_bytes = elements * problem.element_bytes
         update_s = min(time_update(problem, kind, elements) for kind in used)
         launch_s = max(kind.launch_s for kind in used)
         reduce_s = least_allreduce_time(cluster, count, num_bytes)
+        if problem.zero_levels[-1]:  # Gradients may be scattered, and every replica update a share.
+            update_s = min(time_update(problem, kind, elements / replicas) for kind in used)
+            reduce_s *= least_half
         closing.append(reduce_s / local_steps + update_s)
         moving.append(max(0.0, update_s - launch_s))
     return numpy.array(closing)[place], numpy.array(moving)[place]

@@ -58,14 +58,14 @@ class StageList:
         self.first, self.last = cuts.legal.nonzero()
         self.own_elements = self._pick(cuts.sums(0).own_elements)
         self.num_pins = self._pick(cuts.num_pins)
-        self._costs: dict[tuple[Types, int, bool], ListedCosts] = {}
+        self._costs: dict[tuple[Types, int, bool, int], ListedCosts] = {}
         self._moved: dict[int, tuple[Ints, Ints]] = {}
 
-    def costs(self, types: Types, size: int, *, recompute: bool) -> ListedCosts:
+    def costs(self, types: Types, size: int, *, recompute: bool, replicas: int = 1) -> ListedCosts:
         """What the stages cost at a position of the sizes, on the slowest of these types."""
-        key = (types, size, recompute)
+        key = (types, size, recompute, replicas)
         if key not in self._costs:
-            costs = self.cuts.costs(size, types, recompute=recompute)
+            costs = self.cuts.costs(size, types, recompute=recompute, replicas=replicas)
             self._costs[key] = ListedCosts(
                 self._pick(costs.busy_s),
                 self._pick(costs.backward_s),
@@ -169,7 +169,10 @@ class StageTables:
         cost = stages.cuts.cost
         front, back = stages.moved_bytes(index)
         moving_s = numpy.maximum(front * place.front_s_per_byte, back * place.back_s_per_byte)
-        plain, again = (stages.costs(place.types, index, recompute=r) for r in (False, True))
+        plain, again = (
+            stages.costs(place.types, index, recompute=r, replicas=len(place.devices))
+            for r in (False, True)
+        )
         left_s, left_again_s = (
             cost.reductions.left_over(place.devices, stages.own_elements, each.backward_s)
             / self.count

@@ -232,7 +232,7 @@ class FlightSearch:
         """Time per sample with reduction and update spread over the batch, and what fits."""
         problem = self.cost.problem
         size = problem.size_index[micro_batch_size // num_replicas]
-        sums, costs = line.sums(size), line.costs(size)
+        sums, costs = line.sums(size), line.costs(size, replicas=num_replicas)
         left_s = self.cost.reductions.left_over(
             range(num_replicas), sums.own_elements, costs.backward_s
         )

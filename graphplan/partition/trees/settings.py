@@ -70,7 +70,12 @@ class _Outlook:
         num_units = len(problem.cluster.devices) // unit
         count = problem.training.batch_size // size
         index = problem.size_index[size // unit]
-        costs = price_sums(problem, self.sums[index], range(len(problem.cluster.types)))
+        costs = price_sums(
+            problem,
+            self.sums[index],
+            range(len(problem.cluster.types)),
+            sharing=self.cost.usual_sharing(unit),
+        )
         if costs.fixed_bytes > num_units * self.memory_bytes:
             return None
         in_flight = min(num_units, count)

@@ -78,7 +78,7 @@ def _make_table(cuts: Cuts, setting: Setting, num_units: int) -> StageTable:
     problem, replicas = cuts.problem, num_units * setting.unit
     size = problem.size_index[setting.micro_batch_size // replicas]
     sums = cuts.sums(size)
-    plain, again = (cuts.costs(size, recompute=each) for each in (False, True))
+    plain, again = (cuts.costs(size, recompute=each, replicas=replicas) for each in (False, True))
     link, share = choose_link(problem, replicas)
     wire = sums.received_bytes * share / link.bandwidth_bytes_per_s
     left_s = cuts.cost.reductions.left_over(range(replicas), sums.own_elements, plain.backward_s)
