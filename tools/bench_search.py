@@ -4,13 +4,15 @@
     python -m tools.bench_search bytes --models dlrm,candle_uno
     python -m tools.bench_search effort --models mmt,dlrm --clusters pcie-8
     python -m tools.bench_search files --models mmt
+    python -m tools.bench_search llama --gpus 64,512
 
 `plans` searches for every example on every cluster: step, bound, gap, processor seconds without
 imports and capture; with `--before`, the same rows of another run stand beside. `bytes` makes every
 plan again in fresh processes (three times quietly, three times beside six busy processes, on one
 core, in another folder, time zone and hash seed, without the processor's vector instructions) and
 compares the files. `effort` searches with a quarter, one and four times the effort. `files` counts
-the files whose functions one search calls.
+the files whose functions one search calls. `llama` plans for a Llama-3-70B (sequence 4,096, batch
+1,024, mixed bfloat16) on H100s, under `auto` and `equal`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ NUM_BUSY = 6
 def main(argv: list[str] | None = None) -> int:
     """Run one part, print its rows, write them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=["plans", "bytes", "effort", "files"])
+    parser.add_argument("part", choices=["plans", "bytes", "effort", "files", "llama"])
     parser.add_argument("--models", default=",".join(EXAMPLES))
     parser.add_argument("--clusters", default=",".join(CLUSTERS))
     parser.add_argument("--gpus", default="8")
@@ -64,7 +66,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--before", type=Path)
     args = parser.parse_args(argv)
-    parts = {"plans": list_plans, "bytes": list_bytes, "effort": list_efforts, "files": list_files}
+    parts = {
+        "plans": list_plans,
+        "bytes": list_bytes,
+        "effort": list_efforts,
+        "files": list_files,
+        "llama": list_llamas,
+    }
     rows = []
     for row in parts[args.part](args):
         rows.append(row)
@@ -141,6 +149,19 @@ def list_efforts(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             found = _search(graph, cluster, gpus, effort=effort)
             row |= {f"step_{effort:g}": found.get("step_s"), f"cpu_{effort:g}": found["cpu_s"]}
         yield row
+
+
+def list_llamas(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each number of H100s and planner."""
+    from tools.capture_large import capture_llama
+
+    graph = capture_llama(80, 4096)
+    options = {"batch_size": 1024, "precision": "bfloat16", "mixed": True, "effort": args.effort}
+    for gpus, planner in itertools.product(args.gpus.split(","), ("auto", "equal")):
+        row: dict[str, Any] = {"model": "llama-70b", "gpus": int(gpus), "planner": planner}
+        baselines = planner == "auto"
+        asked = options | {"planner": planner, "baselines": baselines}
+        yield row | _search(graph, "dgx-h100", int(gpus), **asked)
 
 
 # -- bytes -----------------------------------------------------------------------------------------

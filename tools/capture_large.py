@@ -13,6 +13,7 @@ import json
 import resource
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from graphplan.frontend import trace_module
 from graphplan.frontend.sparing import sparing_build
+from graphplan.nouns.opgraph import OpGraph
 
 
 def build_llama(layers: int) -> nn.Module:
@@ -46,20 +48,28 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
 
+def capture_llama(layers: int, sequence: int) -> OpGraph:
+    """The graph of such a model."""
+    with sparing_build():
+        model = build_llama(layers)
+    return trace_module(model, partial(make_words, sequence), name="Llama-3-70B").graph
+
+
+def make_words(sequence: int, batch_size: int) -> dict[str, Tensor]:
+    """A batch to capture with."""
+    words = torch.zeros(batch_size, sequence, dtype=torch.int64)
+    return {"input_ids": words, "labels": words.clone()}
+
+
 def measure(layers: int, sequence: int) -> dict[str, Any]:
     """Build and capture, with figures."""
-
-    def inputs(batch_size: int) -> dict[str, Tensor]:
-        words = torch.zeros(batch_size, sequence, dtype=torch.int64)
-        return {"input_ids": words, "labels": words.clone()}
-
     import transformers.models.llama.modeling_llama  # noqa: F401  (imports are not measured)
 
     before_mb, start = peak_mb(), time.perf_counter()
     with sparing_build():
         model = build_llama(layers)
     built = time.perf_counter()
-    graph = trace_module(model, inputs, name="Llama-3-70B").graph
+    graph = trace_module(model, partial(make_words, sequence), name="Llama-3-70B").graph
     end = time.perf_counter()
     return {
         "parameters": sum(each.spec.num_elements(1) for each in graph.weights if each.trainable),
