@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 PICTURES = ("dot", "json")
 """What any plan can become."""
 FOLDERS = ("deepspeed", "torch", "torchtitan")
-TARGETS = (*PICTURES, "megatron", *FOLDERS)
+LAUNCHERS = ("sky", "slurm")
+TARGETS = (*PICTURES, *LAUNCHERS, "megatron", *FOLDERS)
 
 
 @click.command(
@@ -51,6 +52,9 @@ def command(
             f"Exporting to {target} needs the modules of the model.",
             remedy=f"Add --model with the model of the plan ({given.model.name}).",
         )
+    if target in LAUNCHERS:
+        _write(_launch(given, target, plan, model, settings), output)
+        return
     graph = load_graph(model, parse_settings(settings))
     if target == "megatron":
         _write(_say_megatron(given, graph, output), output)
@@ -75,6 +79,13 @@ def _draw(plan: Plan, target: str) -> str:
     from graphplan.export.flat import export_flat
 
     return json.dumps(export_flat(plan), indent=1)
+
+
+def _launch(plan: Plan, target: str, path: str, model: str, settings: tuple[str, ...]) -> str:
+    from graphplan.export.launch import export_sky, export_slurm
+
+    words = [path, model, *(word for each in settings for word in ("--set", each))]
+    return export_sky(plan, words) if target == "sky" else export_slurm(plan, words)
 
 
 def _say_megatron(plan: Plan, graph: OpGraph, output: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphplan.cli.main import run_command
+from graphplan.errors import InvalidOption
 from graphplan.export.deepspeed import export_deepspeed
 from graphplan.export.flat import export_flat
 from graphplan.export.gate import judge_export
+from graphplan.export.launch import export_sky, export_slurm
 from graphplan.export.layers import find_detour, list_layers
 from graphplan.export.megatron import export_megatron, render_arguments, render_yaml
 from graphplan.export.order import read_order
@@ -218,6 +221,47 @@ def test_a_graph_is_linearised_with_its_bytes() -> None:
     chain = linearise(plan.prices)
     assert chain.edges == tuple((s, s + 1) for s in range(len(chain.stages) - 1))
     assert len(format_torch_csv(build_1f1b(chain)).splitlines()) == 3
+
+
+def test_launch_files_have_the_nodes_of_the_plan() -> None:
+    """Two nodes of two devices; arguments that a shell would take apart stay whole."""
+    plan = hand_plan(MODEL, cut_layers(MODEL, (1, 1, 1, 1)))
+    (node,) = plan.cluster.nodes
+    half = msgspec.structs.replace(node, devices=node.devices[:2])
+    cluster = msgspec.structs.replace(plan.cluster, nodes=(half, half))
+    plan = msgspec.structs.replace(plan, cluster=cluster)
+    words = ["plan.json", "my model.py", "--set", "k='$(x)"]
+    script = export_slurm(plan, words)
+    assert "#SBATCH --nodes=2\n" in script and "#SBATCH --gpus-per-node=2\n" in script
+    assert shlex.split(script.splitlines()[-1])[-4:] == words
+    sky = export_sky(plan, words)
+    assert "num_nodes: 2\n" in sky and ':2"\n' in sky
+    command = json.loads(sky.split("run: ")[1])
+    assert shlex.split(command.splitlines()[1])[-4:] == words
+    uneven = msgspec.structs.replace(cluster, nodes=(half, node))
+    with pytest.raises(InvalidOption, match="as many on each"):
+        export_slurm(msgspec.structs.replace(plan, cluster=uneven), words)
+
+
+def test_a_slurm_script_runs_what_it_says(tmp_path: Path) -> None:
+    """With srun, scontrol and torchrun replaced by echoes, every word arrives."""
+    plan = hand_plan(MODEL, cut_layers(MODEL, (2, 2)))
+    words = ["a plan.json", "model.py", "--set", "k=$(touch pwned)'\""]
+    tools = {
+        "scontrol": "echo first; echo second",
+        "srun": 'exec "$@"',
+        "torchrun": 'printf "%s\\n" "$@" > seen',
+    }
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(export_slurm(plan, words))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_NODEID": "0"}
+    subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert seen[-4:] == words
+    assert seen[seen.index("--master-addr") + 1] == "first"
+    assert not (tmp_path / "pwned").exists()
 
 
 EVIL = "model.$(touch pwned)';touch pwned;'\"\\`touch pwned`"

@@ -1,0 +1,1 @@
+"""Programs of tools/check_exports.py: each opens an exported plan with the real package."""
