@@ -28,6 +28,8 @@ from graphplan.frontend.fakes import (
 )
 from graphplan.frontend.leaves import Leaf, opaque_leaves
 from graphplan.frontend.opaque import restore_opaque
+from graphplan.frontend.recorded import NotRepeated
+from graphplan.frontend.repeats import Apart, traced_once
 from graphplan.frontend.watch import Watch, watched_trace
 
 
@@ -53,10 +55,21 @@ def trace_fake(
     module: nn.Module, example: Example, *, leaves: Mapping[nn.Module, Leaf] | None = None
 ) -> Attempt:
     """Trace without memory: module and batch are fake while it lasts."""
-    mode = make_fake_mode()
-    args, kwargs = fake_batch((example.args, example.kwargs), mode)
-    with faked_module(module, mode), opaque_leaves(leaves or {}):
-        return _trace(module, example, args, kwargs)
+    apart = Apart(is_off=bool(leaves))
+    while True:
+        mode = make_fake_mode()
+        args, kwargs = fake_batch((example.args, example.kwargs), mode)
+        with faked_module(module, mode), opaque_leaves(leaves or {}):
+            try:
+                with traced_once(module, apart):
+                    return _trace(module, example, args, kwargs)
+            except NotRepeated:
+                continue
+            except AttemptFailed:
+                if not apart.has_followed:
+                    raise
+                # It may fail for the shortcut's sake: a stand-in among the outputs, say.
+                apart.is_off, apart.has_followed = True, False
 
 
 def trace_values(
@@ -111,7 +124,7 @@ def _find_wrong_turn(module: nn.Module, example: Example, attempt: Attempt) -> C
 def _trace(
     module: nn.Module, example: Example, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Attempt:
-    with watched_trace() as watch, quiet_torch():
+    with watched_trace() as watch, quiet_torch(), _united_batch(module, example):
         try:
             program = torch.export.export(
                 module,
@@ -139,6 +152,30 @@ def _mark_batch(example: Example, args: object, kwargs: object) -> Any:
             dims = enumerate(spec.shape)
             shapes[tensor] = {index: Dim.AUTO for index, dim in dims if isinstance(dim, str)}
     return shapes
+
+
+@contextlib.contextmanager
+def _united_batch(module: nn.Module, example: Example) -> Iterator[None]:
+    """While it lasts, a trace begins with what `inputs` says: sizes that grow alike are the same.
+
+    torch.export gives each dimension a symbol of its own, and finds this out only where the inputs
+    meet; until then two towers of a model would be traced as if their batches could differ.
+    """
+
+    def unite(module: nn.Module, args: Any, kwargs: Any) -> None:
+        first: dict[str, Any] = {}
+        given = flat_tensors((args, {key: kwargs[key] for key in example.kwargs}))
+        for tensor, spec in zip(given, example.specs, strict=True):
+            for index, dim in enumerate(spec.shape):
+                if isinstance(dim, str):
+                    size = tensor.shape[index]
+                    assert first.setdefault(dim, size) == size
+
+    handle = module.register_forward_pre_hook(unite, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ model's state (running statistics), and belong to the op that writes them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from graphplan.errors import CaptureError
 from graphplan.frontend.nodes import fake_value, place_of_node
 from graphplan.frontend.scatter import scatter_view
 from graphplan.frontend.targets import OutOfPlace, is_random
-from graphplan.frontend.writes import storage_of, written_nodes
+from graphplan.frontend.writes import memory_of, written_nodes
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ class _Functionalizer:
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self.owner: dict[int, fx.Node] = {}
+        self.owner: dict[Hashable, fx.Node] = {}
         """The first value with a storage."""
         self.parent: dict[fx.Node, fx.Node] = {}
         """The value that a view was taken from."""
@@ -77,15 +77,14 @@ class _Functionalizer:
         value = fake_value(node)
         if not isinstance(value, torch.Tensor):
             return
-        owner = self.owner.setdefault(storage_of(value), node)
+        owner = self.owner.setdefault(memory_of(node), node)
         source = viewed_input(node)
         if owner is not node and source is not None:
             self.parent[node] = self.written.get(source, source)
         self.current[node] = (self.num_writes.get(owner, 0), self.current[node][1])
 
     def _owner_of(self, node: fx.Node) -> fx.Node:
-        value = fake_value(node)
-        return self.owner[storage_of(value)] if isinstance(value, torch.Tensor) else node
+        return self.owner.get(memory_of(node), node)
 
     def _read(self, node: fx.Node) -> fx.Node:
         """The new node that holds the value now."""
@@ -176,14 +175,13 @@ def _argument_types(target: OpOverload) -> list[tuple[str, str]]:
 
 def viewed_input(node: fx.Node) -> fx.Node | None:
     """The input whose memory the node's tensor shows, through a `getitem` of several views too."""
-    value = fake_value(node)
-    if not isinstance(value, torch.Tensor):
+    memory = memory_of(node)
+    if memory is None:
         return None
     inputs = node.all_input_nodes
     if node.target is operator.getitem and not isinstance(fake_value(inputs[0]), torch.Tensor):
         inputs = inputs[0].all_input_nodes
     for given in inputs:
-        other = fake_value(given)
-        if isinstance(other, torch.Tensor) and storage_of(other) == storage_of(value):
+        if memory_of(given) == memory:
             return given
     return None

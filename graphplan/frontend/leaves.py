@@ -117,12 +117,12 @@ def opaque_leaves(leaves: Mapping[nn.Module, Leaf]) -> Iterator[None]:
     """While it lasts, these sub-modules leave one op for each call in a trace."""
     with contextlib.ExitStack() as stack:
         for module, leaf in leaves.items():
-            stack.enter_context(_replaced_forward(module, _opaque_forward(module, leaf)))
+            stack.enter_context(replaced_forward(module, _opaque_forward(module, leaf)))
         yield
 
 
 @contextlib.contextmanager
-def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     own = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:
@@ -174,7 +174,7 @@ def noted_calls(module: nn.Module) -> Iterator[list[LeafCall]]:
         calls.append(_note_call(module, inputs, output, saved, written))
         return output
 
-    with _replaced_forward(module, forward):
+    with replaced_forward(module, forward):
         yield calls
 
 

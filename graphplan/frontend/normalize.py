@@ -18,6 +18,7 @@ from graphplan.frontend.nodes import fake_value, is_scalar
 from graphplan.frontend.regions import fence_gradients, inline_regions, wrap_autocast
 from graphplan.frontend.scalars import BatchSizes, rewrite_scalars
 from graphplan.frontend.targets import is_random, plain_op
+from graphplan.frontend.unfold import move_path, unfold_repeats
 from graphplan.frontend.writes import written_nodes
 from graphplan.nouns.tensor import TensorSpec
 
@@ -46,6 +47,7 @@ def normalize_graph(
     inline_regions(module)
     drop_checks(module.graph)
     merge_weights(module)
+    unfold_repeats(module.graph)
     drop_identities(module.graph)
     name_modules(module.graph, prefix=prefix)
     fence_gradients(module.graph)
@@ -84,6 +86,7 @@ def name_modules(graph: fx.Graph, *, prefix: str) -> None:
         stack = node.meta.get("nn_module_stack") or {}
         paths = [path for path, _ in stack.values() if not path.startswith("_empty_nn")]
         path = str(paths[-1]).split("@")[0] if paths else ""
+        path = move_path(path, node)
         node.meta["path"] = path
         is_outside = prefix and not f"{path}.".startswith(prefix)
         node.meta["module"] = "loss" if is_outside else f"{path}.".removeprefix(prefix)[:-1]

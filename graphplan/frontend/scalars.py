@@ -8,6 +8,7 @@ Numbers that come from the contents of a tensor (`.item()`) stay ops.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -145,7 +146,10 @@ def is_scalar_node(node: fx.Node) -> bool:
 def rewrite_scalars(
     graph: fx.Graph, specs: Mapping[str, TensorSpec], sizes: BatchSizes
 ) -> fx.Graph:
-    """The same graph with all scalars computed from one node; inputs without a spec go."""
+    """The same graph with all scalars computed from one node; inputs without a spec go.
+
+    Ops are numbered anew, each kind in the order of the graph: torch.export counts what is gone.
+    """
     fresh = fx.Graph()
     writer = ScalarWriter(fresh)
     copies: dict[fx.Node, Any] = {}
@@ -162,10 +166,18 @@ def rewrite_scalars(
         if isinstance(value, torch.SymInt) and not depends_on_data(value):
             copies[node] = writer.write_affine(*sizes.fit_size(value))
             continue
-        copies[node] = fresh.node_copy(node, lambda given: copies[given])
+        copies[node] = _copy_numbered(fresh, node, copies)
         if is_scalar(value) and not depends_on_data(value):
             copies[node].meta["scalar"] = True
     return fresh
+
+
+def _copy_numbered(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, Any]) -> fx.Node:
+    kind = re.sub(r"(_\d+)+$", "", node.name)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: copies[given])
+    copy = graph.create_node(node.op, node.target, args, kwargs, name=kind)
+    copy.meta = dict(node.meta)
+    return copy
 
 
 def format_affine(node: fx.Node) -> str:

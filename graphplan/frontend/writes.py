@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from graphplan.frontend.nodes import fake_value
 from graphplan.frontend.opaque import OpaqueOp
 from graphplan.frontend.targets import AutocastOp, OutOfPlace
 
@@ -27,6 +29,17 @@ the argument that switches it on."""
 def storage_of(tensor: torch.Tensor) -> int:
     """A number that two tensors have in common if they share memory."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def memory_of(node: fx.Node) -> Hashable:
+    """What two nodes have in common whose tensors share memory; None where there is no tensor.
+
+    A copy of a node shares its traced value and is told apart by a mark of its own.
+    """
+    value = fake_value(node)
+    if not isinstance(value, torch.Tensor):
+        return None
+    return node.meta.get("memory") or storage_of(value)
 
 
 def written_nodes(node: fx.Node) -> list[fx.Node]:
