@@ -116,7 +116,7 @@ def _judge_shards(stages: StageGraph, target: Target) -> Iterator[Objection]:
             aspect="zero",
             reason=f"it shards at level {_join(target.zero)} and all stages alike, and the plan"
             f" has level {_join(levels)}",
-            remedy="Search without sharding, or use `graphplan run`.",
+            remedy="Search with --zero 0.",
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import msgspec
 
@@ -81,7 +82,7 @@ def search_for(
             objections |= {each.aspect: each.reason for each in found}
             if not found:
                 plans.append(plan)
-            if "recompute" not in {each.aspect for each in found}:
+            if not {"recompute", "zero"} & {each.aspect for each in found}:
                 break
     if not plans:
         raise NoFeasiblePlan(
@@ -106,7 +107,8 @@ def list_planners(options: SearchOptions, target: Target) -> tuple[str, ...]:
 def list_attempts(
     options: SearchOptions, target: Target, listed: LayerList | None, planner: str
 ) -> Iterator[SearchOptions]:
-    """The user's options, narrowed to the target; the later ones choose recomputation for all."""
+    """The user's options, narrowed to the target; later ones choose recomputation and ZeRO for
+    all stages alike."""
     together = options.together
     if target.layered and listed is not None:
         together += group_ops(listed)
@@ -114,13 +116,15 @@ def list_attempts(
     if schedule == "auto" and target.orders:
         schedule = target.orders[0]
     choices = RECOMPUTES if options.recompute == "auto" else ()
-    for recompute in (options.recompute, *choices):
+    levels = tuple(map(str, target.zero)) if options.zero == "auto" else ()
+    for recompute, zero in product((options.recompute, *choices), (options.zero, *levels)):
         yield dataclasses.replace(
             options,
             planner=planner,
             schedule=schedule,
             together=together,
             recompute=recompute,
+            zero=zero,
             baselines=False,
         )
 
