@@ -26,6 +26,9 @@ class CostSample(Noun, frozen=True, kw_only=True):
                 f"the table of {self.model!r} is for the graph {self.table.graph},"
                 f" not for {self.graph.fingerprint}"
             )
+        for op in self.graph.ops:
+            if op.name not in self.table.row_by_op:
+                raise ValueError(f"the table of {self.model!r} has no row for the op {op.name}")
 
 
 class CostSet(Noun, frozen=True, kw_only=True, dict=True):

@@ -199,6 +199,13 @@ class PricedStages(Noun, frozen=True, kw_only=True, dict=True):
         for transfer in self.transfers:
             if not (0 <= transfer.src < num and 0 <= transfer.dst < num):
                 raise ValueError(f"transfer {transfer.src}>{transfer.dst} has an end without stage")
+            senders, takers = (self.stages[s].devices for s in (transfer.src, transfer.dst))
+            for each in transfer.messages:
+                if each.src not in senders or each.dst not in takers:
+                    raise ValueError(
+                        f"a message of transfer {transfer.src}>{transfer.dst} goes from device"
+                        f" {each.src} to {each.dst}, where its stages are not"
+                    )
 
     def num_micro_batches(self, stage: int) -> int:
         """Micro-batches of a stage in one batch."""

@@ -239,3 +239,11 @@ def test_the_summary_answers_the_micro_batch_question() -> None:
     assert "The step cannot be split into micro-batches." in text
     assert "in micro-batches of" not in text
     assert "A larger batch" not in text
+
+
+def test_a_sample_has_a_time_for_every_op() -> None:
+    """A cost set whose table lacked one ended `learn` in a traceback."""
+    sample = make_set(1).samples[0]
+    table = msgspec.structs.replace(sample.table, rows=sample.table.rows[1:])
+    with pytest.raises(ValueError, match="has no row for the op"):
+        CostSample(model=sample.model, graph=sample.graph, table=table)

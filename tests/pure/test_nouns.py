@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from graphplan.nouns.cluster import Cluster, DeviceType, Link, Node
 from graphplan.nouns.opgraph import Op, OpGraph, Weight
 from graphplan.nouns.policy import WeightPolicy
-from graphplan.nouns.prices import PricedStages, StagePrice, TransferPrice
+from graphplan.nouns.prices import Message, PricedStages, StagePrice, TransferPrice
 from graphplan.nouns.schedule import parse_program, parse_schedule
 from graphplan.nouns.stages import Stage, StageEdge, StageGraph
 from graphplan.nouns.task import Task, Transfer, parse_instruction, parse_task
@@ -170,6 +170,16 @@ def test_a_transfer_leads_from_a_stage_to_a_stage() -> None:
             edges=(),
             backward_edges=(),
             transfers=(TransferPrice(src=0, dst=4, backward=False, messages=()),),
+            memory_bytes_by_device=(1,),
+        )
+    far = Message(src=0, dst=1000, bytes=1, seconds=1.0, latency_s=0.0, channel="c")
+    with pytest.raises(ValueError, match="goes from device 0 to 1000, where its stages are not"):
+        PricedStages(
+            batch_size=1,
+            stages=(price, price),
+            edges=((0, 1),),
+            backward_edges=(),
+            transfers=(TransferPrice(src=0, dst=1, backward=False, messages=(far,)),),
             memory_bytes_by_device=(1,),
         )
 
