@@ -615,8 +615,6 @@ def change_a_transfer_price(plan: Plan) -> Iterator[tuple[Plan, str]]:
             ((), "drop"),
             ((each, each), "repeat"),
             ((replace(each, backward=not each.backward),), "turn"),
-            ((replace(each, messages=(replace(message, src=message.dst),)),), "loop"),
-            ((replace(each, messages=(replace(message, dst=999), *each.messages[1:])),), "lose"),
             ((replace(each, messages=(message, *each.messages)),), "repeat a message of"),
         ):
             transfers = (*prices.transfers[:i], *changed, *prices.transfers[i + 1 :])

@@ -35,7 +35,9 @@ throughput   83.50 samples/s   gap           at most 4.2%
 bubble       33.2%             peak memory   33.0 GB (45.8% of the limit)
 predicted 95.81 ms, +-4% (16 steps, fp32, A100)
 
-over data parallel                    1.42x   its step takes 136.0 ms
+over data parallel (DDP)              1.42x   its step takes 136.0 ms
+over data parallel with ZeRO-1        -       found no plan that fits
+over FSDP (ZeRO-3)                    -       found no plan that fits
 over the best sequential pipeline     1.17x   its step takes 112.1 ms
 over the best linear cut as a graph   1.05x   its step takes 100.6 ms
 
@@ -115,10 +117,10 @@ def test_missing_baselines_are_told() -> None:
     example = make_plan_example()
     plan = msgspec.structs.replace(example.plan, baselines={"equal-split": 0.2})
     text = render_text(plan, example.timeline)
-    assert "over data parallel                    -       found no plan that fits" in text
+    assert "over data parallel (DDP)              -       found no plan that fits" in text
     asked = msgspec.structs.replace(example.plan.provenance, options={"baselines": "False"})
     alone = msgspec.structs.replace(plan, provenance=asked, baselines={})
-    assert "over data parallel                    -   was not asked for" in render_text(
+    assert "over data parallel (DDP)              -   was not asked for" in render_text(
         alone, example.timeline
     )
     assert "over equal-split                      0.62x   its step takes 200.0 ms" in text
