@@ -181,6 +181,7 @@ class CostModel:
             ),
             update_s=float(costs.update_s),
             trained_bytes=costs.trained_bytes,
+            tied_bytes=costs.tied_bytes,
             fixed_bytes=int(costs.fixed_bytes),
             saved_bytes=costs.saved_bytes,
             saved_for_weights_bytes=int(costs.saved_for_weights_bytes),

@@ -126,6 +126,7 @@ class StageCosts:
     weight_grad_s: Number
     update_s: Number
     trained_bytes: Number
+    tied_bytes: Number
     fixed_bytes: Number
     saved_bytes: Number
     saved_for_weights_bytes: Number
@@ -239,6 +240,7 @@ def price_sums(
         weight_grad_s=sums.trains * (weights + task_s),
         update_s=updates[0] if len(updates) == 1 else numpy.max(updates, axis=0),
         trained_bytes=trained * problem.element_bytes,
+        tied_bytes=sums.tied_elements * problem.element_bytes,
         fixed_bytes=memory.fixed,
         saved_bytes=memory.saved,
         saved_for_weights_bytes=memory.saved_for_weights,

@@ -97,6 +97,9 @@ class StagePrice(Noun, frozen=True, kw_only=True):
     """Optimizer step (task U)."""
     trained_bytes: int = 0
     """One version of the trained weights, in the precision of compute; a part of `fixed_bytes`."""
+    tied_bytes: int = 0
+    """Of these, the weights that other nodes may read, too: reduced at the end, and shared by
+    nobody."""
     fixed_bytes: int = 0
     saved_bytes: int = 0
     saved_for_weights_bytes: int = 0

@@ -17,6 +17,7 @@ MAX_VALUE = 1 << 62
 """Seconds and bytes beyond this are mistakes."""
 BYTES = (
     "trained_bytes",
+    "tied_bytes",
     "fixed_bytes",
     "saved_bytes",
     "saved_for_weights_bytes",

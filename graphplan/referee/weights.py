@@ -73,9 +73,9 @@ def judge_weights(
 
 
 def _count_own(stage: StagePrice) -> int:
-    """Bytes of the weights that are shared: those that no other stage reduces, where it is told."""
+    """Bytes of the weights that are shared: those that are not tied."""
     if stage.reduction is None:
-        return 0 if stage.reduce_s else stage.trained_bytes
+        return max(0, stage.trained_bytes - stage.tied_bytes)
     return sum(bucket.bytes for bucket in stage.reduction.buckets)
 
 

@@ -35,6 +35,7 @@ def _check_stage(s: int, stage: StagePrice) -> None:
         _refuse(f"stage {s} has a time that is negative or absurd")
     sizes = (
         stage.trained_bytes,
+        stage.tied_bytes,
         stage.fixed_bytes,
         stage.saved_bytes,
         stage.saved_for_weights_bytes,

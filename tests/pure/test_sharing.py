@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
+from graphplan.cost.hardware import find_cluster
 from graphplan.cost.model import CostModel
 from graphplan.cost.sums import Sharing
 from graphplan.errors import InvalidOption, UnknownName
@@ -19,6 +21,9 @@ from graphplan.partition.assemble import Part, assemble_stages
 from graphplan.partition.bounds.bound import bound_step
 from graphplan.partition.memory import choose_sharing, set_level
 from graphplan.planner.options import EXECUTED_LEVELS, SearchOptions
+from graphplan.planner.search import search_plan
+from graphplan.referee import check_plan
+from tests.pure.exported import decoder
 from tests.pure.problems import make_cluster, make_problem_by_hand
 from tests.pure.questions import list_plans, problems
 from tests.pure.test_partition_bounds import measure_best_schedule
@@ -126,3 +131,20 @@ def test_what_may_be_asked() -> None:
         SearchOptions(policy="stash", zero="1")
     with pytest.raises(UnknownName):
         SearchOptions(zero="4")
+
+
+@pytest.mark.parametrize("zero", ["1", "2", "3"])
+def test_weights_that_a_stage_reads_twice_are_told_apart(zero: str) -> None:
+    """The search of a GPT, whose head is its embedding, ended in a verdict of the referee, which
+    took all weights for tied."""
+    options = SearchOptions(batch_size=1 << 17, planner="data-parallel", baselines=False, zero=zero)
+    plan = search_plan(decoder(4, tied=True, width=512), find_cluster(None, gpus=4), options)
+    (stage,), (price,) = plan.stages.stages, plan.prices.stages
+    assert (len(stage.devices), stage.zero) == (4, int(zero))
+    assert 0 < price.tied_bytes < price.trained_bytes
+    assert not check_plan(plan).violations
+    cheap = msgspec.structs.replace(price, fixed_bytes=price.fixed_bytes // 4)
+    cheaper = msgspec.structs.replace(
+        plan, prices=msgspec.structs.replace(plan.prices, stages=(cheap,))
+    )
+    assert "zero" in {each.rule for each in check_plan(cheaper).violations}
