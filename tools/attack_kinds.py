@@ -18,6 +18,7 @@ READING: dict[str, str] = {
     "graphplan/files.py": "all",
     "graphplan/jsontext.py": "all",
     "tools/workloads/workload.py": "workload",
+    "tools/workloads/piper.py": "workload",
     "graphplan/cli/check.py": "plan",
     "graphplan/cli/compare_run.py": "timeline",
     "graphplan/cli/export.py": "plan",

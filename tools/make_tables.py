@@ -1,6 +1,6 @@
-"""Tables of the README and of docs/, made again in the form that they have there.
+"""Tables of docs/, made again in the form that they have there.
 
-python tools/make_tables.py examples    the README's table: searches every example
+python tools/make_tables.py examples    docs/results/examples.md: searches every example
 python tools/make_tables.py delays      docs/staleness.md: delays of graphs and chains
 python tools/make_tables.py rates       docs/staleness.md: stable learning rates
 

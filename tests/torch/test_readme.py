@@ -1,4 +1,4 @@
-"""The README's first command prints what the README shows, and its Python blocks run."""
+"""The README's first command prints what the README shows, and its lines of Python run."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def read_block(after: str) -> str:
     return found
 
 
+def list_python(page: str) -> list[str]:
+    """The Python blocks of a page, in their order."""
+    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
 def list_labels(text: str) -> list[str]:
     """The words that begin the report's lines, without figures and pictures of the plan."""
     labels = re.findall(
@@ -34,7 +39,7 @@ def list_labels(text: str) -> list[str]:
 def test_the_first_command_prints_what_the_readme_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same report with the same parts; times of the search differ between machines."""
+    """The report begins with the same parts; times of the search differ between machines."""
     command = re.search(r"graphplan (search [^\n`]*)", README)
     assert command is not None
     monkeypatch.chdir(tmp_path)
@@ -42,7 +47,9 @@ def test_the_first_command_prints_what_the_readme_shows(
     assert run_command(command[1].split()) == 0
     said = capsys.readouterr().out
     shown = read_block("graphplan search")
-    assert list_labels(said) == list_labels(shown)
+    labels = list_labels(shown)
+    assert labels[-1] == "Stages"
+    assert list_labels(said)[: len(labels)] == labels
     assert said.splitlines()[0] == shown.splitlines()[0]
     assert (tmp_path / "plan.json").exists()
 
@@ -50,10 +57,12 @@ def test_the_first_command_prints_what_the_readme_shows(
 def test_the_library_example_plans_the_model_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The README's Python blocks, in their order: a model file, then the same as a library."""
+    """The model file of docs/own_model.md, then the README's lines, with which it ends, too."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE):
+    file, lines = list_python((ROOT / "docs" / "own_model.md").read_text())
+    assert list_python(README) == [lines]
+    for block in (file, lines):
         exec(block, names)
     assert names["gp"].load("plan.json") == names["plan"]
     assert capsys.readouterr().out
