@@ -22,6 +22,7 @@ from graphplan.cost.flops import Work, WorkCounter
 from graphplan.cost.fuse import fuse_works
 from graphplan.cost.laws.kernel import Kernel, Rows, Stream
 from graphplan.cost.laws.price import price_kernels
+from graphplan.errors import InvalidOption
 from graphplan.nouns.cluster import DeviceType
 from graphplan.nouns.opgraph import Op, OpGraph
 from graphplan.nouns.table import OpProfile, ProfileTable
@@ -102,16 +103,22 @@ def estimate_table(
                 workspace_bytes=tuple(each[i].live_bytes for each in works),
             )
         )
-    return ProfileTable(
-        graph=graph.fingerprint,
-        device=device_type.name,
-        source="estimated",
-        batch_sizes=sizes,
-        rows=tuple(rows),
-        provenance=f"laws of {device_type.name}"
-        + (f" in {precision}" if precision else "")
-        + (f"; {device_type.source}" if device_type.source else ""),
-    )
+    try:
+        return ProfileTable(
+            graph=graph.fingerprint,
+            device=device_type.name,
+            source="estimated",
+            batch_sizes=sizes,
+            rows=tuple(rows),
+            provenance=f"laws of {device_type.name}"
+            + (f" in {precision}" if precision else "")
+            + (f"; {device_type.source}" if device_type.source else ""),
+        )
+    except ValueError as error:
+        raise InvalidOption(
+            f"The figures of the device type {device_type.name!r} give no times: {error}.",
+            remedy="Look at its laws, rates and launch times in the cluster file.",
+        ) from error
 
 
 def _estimate_column(

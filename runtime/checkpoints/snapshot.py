@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -180,6 +181,7 @@ def restore_updater(
                 _check_groups(known, optimizer, group)
                 skip = {"lr"} if updater.schedulers else set()
                 changed |= dict.fromkeys(_adopt_options(group, known[0].options, skip))
+                _check_options(optimizer, group)
     _restore_states(updater, manifest, tensors)
     for scheduler in updater.schedulers.values():
         restore_scheduler(scheduler, manifest.scheduler)
@@ -256,6 +258,17 @@ def _probe_state(
         return None
     state: Mapping[str, Any] = made.state[probe]
     return {key: torch.as_tensor(value) for key, value in state.items()}
+
+
+def _check_options(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    """Let an optimizer of torch look at the options as if they were given to it: those of a group
+    it takes unseen, and a beta above one would end in a complex step."""
+    kind: Any = type(optimizer)
+    if not f"{kind.__module__}.".startswith("torch.optim."):
+        return
+    taken = inspect.signature(kind.__init__).parameters
+    options = {k: v for k, v in group.items() if k in taken and k not in ("params", *KERNELS)}
+    kind([torch.nn.Parameter(torch.zeros(1))], **options)
 
 
 def _probe(parameter: torch.Tensor) -> torch.Size:

@@ -203,3 +203,10 @@ def test_calibration_tells_overhead_from_efficiency() -> None:
             for kind in (found, truth)
         )
         assert again == pytest.approx(right, rel=0.05)
+
+
+def test_figures_that_give_no_times_are_refused() -> None:
+    """A cluster file may say anything of kinds of ops; what comes of it is looked at."""
+    kind = msgspec.structs.replace(ROUND, overhead_s_by_kind={"linear": 2e12})
+    with pytest.raises(InvalidOption, match="'round' give no times"):
+        estimate_table(mlp(2, 64), kind, batch_sizes=[1])

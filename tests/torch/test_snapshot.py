@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graphplan_runtime.checkpoints.snapshot import (
+    _check_options,
     _check_state,
     adopt_value,
     plain_state,
@@ -120,3 +121,14 @@ def test_states_that_an_optimizer_would_trip_over_are_refused() -> None:
 
     Own.__module__ = "mine"
     _check_state(Own([weight]), "w", weight, {"anything": torch.ones(1)})
+
+
+def test_options_that_an_optimizer_would_not_take_are_refused() -> None:
+    """A beta above one in a checkpoint's manifest made Adam's steps complex."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    for kind, given in ((torch.optim.Adam, {"betas": (0.9, 2.0)}), (torch.optim.SGD, {"lr": -1.0})):
+        optimizer = kind([weight], lr=1e-3)
+        group = optimizer.param_groups[0]
+        _check_options(optimizer, group)
+        with pytest.raises(ValueError, match="Invalid"):
+            _check_options(optimizer, {**group, **given})
