@@ -105,7 +105,8 @@ def main() -> None:
     options = parser.parse_args()
     plan, file, captured = read_export()
     torch.manual_seed(0)
-    state = dict(file.build().state_dict())
+    built = file.build()  # Buffers that are not saved, such as rotary tables, are needed, too.
+    state = {**dict(built.named_buffers()), **built.state_dict()}
     rank, device = join_ranks()
     stages = cut_stages(plan, captured, device)
     mine = [s for s, stage in enumerate(plan.stages.stages) if rank in stage.devices]
